@@ -97,11 +97,11 @@ SHOWN = [
     ),
     (
         lambda: ipu.compile(double, [torch.ones(3)]),
-        "CompiledStep(double: forward, backend cpu, 0 calls, micro-batches a call: 1",
+        "CompiledStep(double: forward, backend cpu, 0 calls, micro-batches per call: 1",
     ),
     (lambda: trained().graph, "OpGraph("),
     (lambda: trained().report.memory, "MemoryUse("),
-    (trained, "CompiledStep(Mean: training, backend cpu, 1 call, micro-batches a call: 2"),
+    (trained, "CompiledStep(Mean: training, backend cpu, 1 call, micro-batches per call: 2"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""What may run a compiled step here, and which options and models each of these serves."""
+"""The backends that run compiled steps, and the options and devices that each of them supports."""
 
 from enum import Enum
 
@@ -9,12 +9,12 @@ from popgeo.engine.step_options import StepOptions
 
 
 class Backend(Enum):
-    """What runs a compiled step."""
+    """The executor of a compiled step."""
 
     CPU = "cpu"
     """This library's executor."""
     INDUCTOR = "inductor"
-    """torch's compiler, on the processor; it is handed the captured operations."""
+    """torch's compiler, on the processor, which compiles the captured operations."""
     CUDA = "cuda"
     """A GPU, which replays the whole step as one CUDA graph."""
 
@@ -25,7 +25,7 @@ _NOT_ON_A_GPU = (
 
 
 def backend_of(name: Backend | str) -> Backend:
-    """The backend of a name.
+    """Return the backend of a name.
 
     Raises:
         ValueError: no backend has this name.
@@ -43,10 +43,10 @@ def backend_of(name: Backend | str) -> Backend:
 
 
 def require_served(backend: Backend, options: StepOptions) -> None:
-    """Refuses what a backend does not serve.
+    """Check that a backend supports the options.
 
     Raises:
-        ValueError: the options ask for some of it; the message names all of that.
+        ValueError: it does not support some of them; the message names these.
     """
     if backend is Backend.CPU:
         return
@@ -56,16 +56,16 @@ def require_served(backend: Backend, options: StepOptions) -> None:
     names += ["a loss_scaling that is not constant"] if on_gpu and options.constant_loss_scaling is None else []
     if names:
         raise ValueError(
-            f"backend={backend.value!r} does not serve {', '.join(names)}. Use backend='cpu', or leave it out"
+            f"backend={backend.value!r} does not support {', '.join(names)}. Use backend='cpu', or leave it out"
             f"{'; torch.manual_seed seeds a GPU' if 'random_seed' in names else ''}."
         )
 
 
 def device_of(model: nn.Module, backend: Backend) -> torch.device:
-    """Where the step runs.
+    """Return the device on which a model's step runs.
 
     Raises:
-        ValueError: there is no such device, or the model does not lie there.
+        ValueError: torch finds no such device, or the model is on another one.
     """
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     wanted = "cuda" if backend is Backend.CUDA else "cpu"
@@ -76,7 +76,7 @@ def device_of(model: nn.Module, backend: Backend) -> torch.device:
         found = ", ".join(sorted(map(str, devices)))
         other = "" if wanted == "cuda" else ", or pass backend='cuda'"
         raise ValueError(
-            f"The model lies on {found}, and backend={backend.value!r} runs on {wanted}. Call "
+            f"The model is on {found}, and backend={backend.value!r} runs on {wanted}. Call "
             f"model.to({wanted!r}) before the optimizer is made{other}."
         )
     return next(iter(devices), torch.device(wanted))

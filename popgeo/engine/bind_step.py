@@ -1,10 +1,12 @@
-"""How a step comes to be: captured, or found among the kept ones, made to fit, and bound to weights and a runner."""
+"""Compiles a step: captures it or reads it from the cache, checks the fit, and binds it to weights and a runner."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from popgeo import largest_graph
 from popgeo.capture import step_cache
@@ -24,133 +26,135 @@ from popgeo.engine.optimizer.flat_parameters import refuse_whole_tensors
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.replicas import Replicas, is_sharded, refuse_shared_statistics
 from popgeo.engine.shards import require_all
+from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe, StepPlan
 from popgeo.engine.step_runner import StepRunner
-from popgeo.filter_choice import filters_at_each_edge, tables_stay
+from popgeo.filter_choice import filters_at_each_edge, parts_with_filters, tables_stay
 
 
 def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> BoundStep:
-    """Captures a step, or finds it in the folder of kept ones, makes sure that it fits, and binds it to the weights.
+    """Capture a step or read it from the cache, check that it fits, and bind it to the weights.
 
-    Where anything is refused on the way, the model and the optimizer are as they were.
+    If any of this raises, model and optimizer stay as they were.
 
     Args:
         recipe: The step to compile.
-        arguments: Those of a call, with all its micro-batches.
-        replicas: Those that run in this process.
+        arguments: The arguments of a call, with all its micro-batches.
+        replicas: The replicas that run in this process.
 
     Raises:
         DynamicShapeError: a shape depends on data.
         OutOfTileMemory: the machine is strict, and a tile of it needs more memory than it has.
-        ValueError: no loss or several, tensors that cannot be divided into micro-batches, a limit to the norm of
-            gradients of which each process has a part, or a model to train of whose shards others are elsewhere.
+        ValueError: the model returns no loss or several, the tensors cannot be divided into micro-batches, or the
+            model is sharded over processes and the options do not support that.
     """
     start = time.perf_counter()
-    factor = recipe.options.steps_per_call * len(replicas.local)
+    model, optimizer, options, machine = recipe.module, recipe.optimizer, recipe.options, recipe.machine
+    factor = options.steps_per_call * len(replicas.local)
     check_batch_dimension(arguments.structure, factor)
     require_arguments(arguments.structure, arguments.tensors)
-    require_weights(recipe.module)
+    require_weights(model)
+    filters = parts_with_filters(model)
+    for part in filters:
+        part.refine_filters()
     one = arguments.with_tensors(micro_batch(arguments.tensors, 0, factor))
-    trained = trained_names(recipe.function, recipe.optimizer)
-    _require_trainable(recipe, trained, replicas)
+    trained = trained_names(recipe.function, optimizer)
+    if optimizer is not None:
+        _require_trainable(model, optimizer, options, trained, replicas)
     largest = largest_graph.noted(arguments.tensors)
-    with in_modes(recipe.module, recipe.modes), largest_graph.capturing_for(largest) as known:
+
+    def capture() -> CapturedStep:
+        with nullcontext() if machine is None else machine.capturing():
+            return capture_step(
+                recipe.function,
+                one,
+                trained=trained,
+                unregistered=unregistered_parameters(recipe.function, optimizer),
+                loss_scaling=options.constant_loss_scaling,
+                autocast=recipe.autocast or autocast_around(),
+                show_progress=options.show_progress,
+            )
+
+    with in_modes(model, recipe.modes), largest_graph.capturing_for(largest) as known:
         if recipe.backend is Backend.CUDA:
-            step, plan = _captured(recipe, one, trained), None
+            step, plan = capture(), None
             check_masks_of_loss(step, one, factor)
-            update_inputs = arguments.with_tensors(micro_batch(arguments.tensors, 0, recipe.options.device_iterations))
+            update_inputs = arguments.with_tensors(micro_batch(arguments.tensors, 0, options.device_iterations))
             runner: StepRunner | CudaGraphRunner = CudaGraphRunner(recipe, step, update_inputs, torch.cuda)
         else:
-            weights_stay = recipe.optimizer is None and recipe.backend is Backend.CPU
+            weights_stay = optimizer is None and recipe.backend is Backend.CPU
             with tables_stay() if weights_stay else nullcontext():
-                step, update, plan = _fitting(recipe, one, trained, replicas)
+                step, update, plan = _capture_and_plan(recipe, one, trained, replicas, capture)
             check_masks_of_loss(step, one, factor)
-            shared = [parameter for parameter in recipe.module.parameters() if not is_sharded(parameter)]
-            replicas.share_weights([*shared, *recipe.module.buffers()])
-            runner = StepRunner(recipe, step, update, replicas, None if plan is None else plan.staging)
-        warn_of_padded_norms(recipe.module, (name for name, _ in leaves(arguments.structure)))
-    if recipe.optimizer is not None:
-        refuse_empty_updates(recipe.optimizer)
+            shared = [parameter for parameter in model.parameters() if not is_sharded(parameter)]
+            replicas.share_weights([*shared, *model.buffers()])
+            staging = None if plan is None else plan.staging
+            runner = StepRunner(model, options, recipe.backend, step, update, replicas, staging)
+        warn_of_padded_norms(model, (name for name, _ in leaves(arguments.structure)))
+    if optimizer is not None:
+        refuse_empty_updates(optimizer)
     return BoundStep(
         signature=recipe.signature,
         arguments=arguments.structure,
         step=step,
         runner=runner,
         plan=plan,
-        watch=ModelWatch(recipe.module, recipe.modes, step.reads, trains=recipe.optimizer is not None),
-        largest_graph=largest if known.was_asked or recipe.options.cache_dir is not None else None,
+        watch=ModelWatch(model, recipe.modes, step.reads, trains=optimizer is not None),
+        filters=filters,
+        largest_graph=largest if known.was_asked or options.cache_dir is not None else None,
         compile_seconds=time.perf_counter() - start,
     )
 
 
-def _fitting(
-    recipe: Recipe, arguments: Arguments, trained: Sequence[str], replicas: Replicas
+def _capture_and_plan(
+    recipe: Recipe,
+    arguments: Arguments,
+    trained: Sequence[str],
+    replicas: Replicas,
+    capture: Callable[[], CapturedStep],
 ) -> tuple[CapturedStep, Update | None, StepPlan | None]:
-    """A step, its update and the machine's plan of it, where the machine refuses none of them."""
-    options = recipe.options
-    keeps = options.cache_dir is not None and not unregistered_parameters(recipe.function, recipe.optimizer)
-    key = _key(recipe, arguments, trained) if keeps else None
+    """Return the captured step, its update, and the machine's plan; the cache keeps a step that the machine accepts."""
+    model, optimizer, options, machine = recipe.module, recipe.optimizer, recipe.options, recipe.machine
+    key = None
+    if options.cache_dir is not None and not unregistered_parameters(recipe.function, optimizer):
+        # The key covers all that decides the capture and, with a machine, the fit.
+        decides = [] if machine is None else machine.what_decides(optimizer)
+        around = recipe.autocast or autocast_around(), torch.get_default_dtype()
+        decides = [largest_graph.noted(arguments.tensors), *around, *decides]
+        shapes = describe(arguments.structure)
+        key = step_cache.key_of(model, *shapes, *trained, options.constant_loss_scaling, *decides)
     kept = step_cache.load(options.cache_dir, key, arguments)
-    step = kept or _captured(recipe, arguments, trained)
-    update = None
-    if recipe.optimizer is not None:
-        parameters = {name: p for name, p in recipe.module.named_parameters() if name in step.trained}
+    step = kept or capture()
+    update = plan = None
+    if optimizer is not None:
+        parameters = {name: p for name, p in model.named_parameters() if name in step.trained}
         part = (replicas.local[0], replicas.world_size) if options.shard_optimizer_state else (0, 1)
-        update = Update(recipe.optimizer, parameters, options, recipe.learning_rate, part=part)
-    plan = None
-    if recipe.machine is not None:
-        plan = recipe.machine.plan(recipe, arguments, _accounted(recipe, arguments, trained, step), update)
-        if kept is None:  # a kept step has passed this
+        update = Update(optimizer, parameters, options, recipe.learning_rate, part=part)
+    if machine is not None:
+        accounted = step
+        if any(op.target.startswith("popgeo.interaction") for op in step.graph.ops):
+            with filters_at_each_edge():  # as published programs compute filters, which the machine accounts for
+                accounted = capture()
+        plan = machine.plan(recipe, arguments, accounted, update)
+        if kept is None:  # a step in the cache has passed this
             plan.require_fit()
     if kept is None:
         step_cache.save(options.cache_dir, key, step)
     return step, update, plan
 
 
-def _accounted(recipe: Recipe, arguments: Arguments, trained: Sequence[str], step: CapturedStep) -> CapturedStep:
-    """The step that a machine accounts for: with filter networks at each edge, as published programs have them."""
-    if not any(op.target.startswith("popgeo.interaction") for op in step.graph.ops):
-        return step
-    with filters_at_each_edge():
-        return _captured(recipe, arguments, trained)
-
-
-def _captured(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> CapturedStep:
-    with nullcontext() if recipe.machine is None else recipe.machine.capturing():
-        scale, is_shown = recipe.options.constant_loss_scaling, recipe.options.show_progress
-        casts = recipe.autocast or autocast_around()
-        return capture_step(
-            recipe.function,
-            arguments,
-            trained=trained,
-            unregistered=unregistered_parameters(recipe.function, recipe.optimizer),
-            loss_scaling=scale,
-            autocast=casts,
-            show_progress=is_shown,
-        )
-
-
-def _key(recipe: Recipe, arguments: Arguments, trained: Sequence[str]) -> str | None:
-    """The name that a step is kept under: all that decides the capture and, with a machine, whether it fits."""
-    decides = [] if recipe.machine is None else recipe.machine.what_decides(recipe.optimizer)
-    scaling = recipe.options.constant_loss_scaling
-    around = recipe.autocast or autocast_around(), torch.get_default_dtype()
-    decides = [largest_graph.noted(arguments.tensors), *around, *decides]
-    return step_cache.key_of(recipe.module, *describe(arguments.structure), *trained, scaling, *decides)
-
-
-def _require_trainable(recipe: Recipe, trained: Sequence[str], replicas: Replicas) -> None:
-    """Refuses to train a model of whose shards others are elsewhere, if this cannot be done."""
-    if recipe.optimizer is None:
-        return
-    refuse_shared_statistics(recipe.module, recipe.options.replication_factor)
-    require_all(recipe.module)
-    own = [name for name, p in recipe.module.named_parameters() if name in trained and is_sharded(p)]
+def _require_trainable(
+    model: nn.Module, optimizer: Optimizer, options: StepOptions, trained: Sequence[str], replicas: Replicas
+) -> None:
+    """Raise if the model is sharded over processes and the options do not support that."""
+    refuse_shared_statistics(model, options.replication_factor)
+    require_all(model)
+    own = [name for name, p in model.named_parameters() if name in trained and is_sharded(p)]
     if not own or replicas.world_size == 1:
         return
-    refuse_whole_tensors(recipe.optimizer, f"Each process has a part of {', '.join(own)} alone")
-    if recipe.options.max_grad_norm is not None:
+    refuse_whole_tensors(optimizer, f"Each process has a part of {', '.join(own)} alone")
+    if options.max_grad_norm is not None:
         raise ValueError(
-            f"Options.max_grad_norm is {recipe.options.max_grad_norm}, but each process has a part of "
-            f"{', '.join(own)}, and none knows the norm of all gradients. Leave it out."
+            f"Options.max_grad_norm is {options.max_grad_norm}, but each process has only a part of "
+            f"{', '.join(own)}, so no process knows the norm of all gradients. Leave it out."
         )

@@ -1,4 +1,4 @@
-"""A step captured for arguments of certain shapes and bound to what runs it."""
+"""A captured step, bound to memory and to the runner that executes it."""
 
 import inspect
 import time
@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from popgeo import largest_graph
 from popgeo.capture.arguments import Arguments, BatchArguments
 from popgeo.capture.captured_step import CapturedStep
+from popgeo.capture.held_state import ONE_AT_A_TIME
 from popgeo.capture.pytree import Container, Structure, unflatten
 from popgeo.capture.structures import first_difference, same, takes
 from popgeo.engine.cuda_graph import CudaGraphRunner
@@ -21,26 +23,27 @@ from popgeo.engine.step_runner import StepRunner
 from popgeo.native.plain_tensor import lies_in_memory
 
 NOTHING_ON_A_GPU = (
-    "A step on a GPU keeps nothing of its own, neither random numbers nor buffers nor an optimizer's state. Save the "
-    "state_dict of the model and of the optimizer, or use backend='cpu'."
+    "A step on a GPU has no random numbers, buffers or optimizer state of its own to save. Save the state_dict of the "
+    "model and of the optimizer, or use backend='cpu'."
 )
 
 
 @dataclass(kw_only=True, eq=False)
 class BoundStep:
-    """What compiling leaves: a captured step, how it is called, what runs it, and what that has cost so far.
+    """A captured step with its calling convention, its runner, and the time that it has taken so far.
 
     Attributes:
-        signature: That of the function which was captured.
-        arguments: How the tensors of a call nest, and what else it is given.
-        step: What runs.
-        runner: Runs it here.
-        plan: How a machine would run it; None if it was compiled for this computer alone.
-        compile_seconds: How long compiling took.
-        run_seconds: How long all calls took together; on a GPU, how long they took to return.
-        calls: How many there were.
-        watch: Notices what has changed about the model since.
-        largest_graph: Nodes of the largest graph that it was captured for; None if any graph of a batch will do.
+        signature: The signature of the captured function.
+        arguments: The nesting of a call's tensors, and the values of its other arguments.
+        step: The captured operations.
+        runner: Runs the step here.
+        plan: The machine's plan of the step; None if it was compiled for this computer alone.
+        watch: Notices changes of the model since the capture.
+        filters: The modules of the model that choose between filter networks and grids.
+        largest_graph: Nodes of the largest graph that the capture assumes. Default: any graph of a batch.
+        compile_seconds: Seconds that compiling took.
+        run_seconds: Seconds of all calls together; on a GPU, seconds until the calls returned.
+        calls: The number of calls.
     """
 
     signature: inspect.Signature
@@ -49,6 +52,7 @@ class BoundStep:
     runner: StepRunner | CudaGraphRunner
     plan: StepPlan | None
     watch: ModelWatch
+    filters: Sequence[Any]
     largest_graph: int | None = None
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
@@ -59,10 +63,10 @@ class BoundStep:
         self._of_batch = BatchArguments(self.signature)
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs a call, and counts it unless it fails.
+        """Run a call, and count it unless it fails.
 
         Raises:
-            ValueError: an argument differs from what the step was compiled for; the message names it.
+            ValueError: an argument differs from the compiled step's; the message names it.
         """
         tensors, graph_data = self.flatten(args, kwargs)
         if not all(map(lies_in_memory, tensors)):
@@ -77,11 +81,36 @@ class BoundStep:
             results = without_derivative(results, tensors)
         return self.unflatten(results, graph_data)
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Tensor], list[Any]]:
-        """The tensors of a call, and the graph data among its arguments.
+    def serves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether the step still fits the model and a call; bind it again if weights have only moved.
 
         Raises:
-            ValueError: an argument differs from what the step was compiled for; the message names it.
+            ValueError: the model has changed, and an argument differs from the compiled step's.
+        """
+        for part in self.filters:
+            part.follow_filters()
+        given = () if self.largest_graph is None else self.flatten(args, kwargs)[0]
+        if largest_graph.may_exceed(given, self.largest_graph):
+            return False
+        if self.watch.is_unchanged():
+            return True
+        self.flatten(args, kwargs)  # rejects other shapes before anything is compiled again
+        with ONE_AT_A_TIME:  # another thread may be capturing the same model
+            for part in self.filters:
+                part.follow_filters(are_others=True)
+            if self.watch.needs_capture():
+                return False
+            if self.watch.has_moved() and isinstance(self.runner, StepRunner):
+                require_weights(self.watch.model)
+                self.runner.bind()
+            self.watch.look()
+        return True
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Tensor], list[Any]]:
+        """Return the tensors of a call, and the graph data among its arguments.
+
+        Raises:
+            ValueError: an argument differs from the compiled step's; the message names it.
         """
         args, kwargs = self._of_batch(args, kwargs)
         form = self._forms.get((len(args), *kwargs))
@@ -97,16 +126,16 @@ class BoundStep:
             differs = first_difference(self.arguments, given.structure)
             of_seeds = " Seeds that differ in number are given as seeds_mask." if "`batch_size`" in differs else ""
             raise ValueError(
-                f"{differs}. A compiled step has fixed shapes: give it what it was compiled for, or call reset() and "
+                f"{differs}. A compiled step has fixed shapes: pass arguments of these shapes, or call reset() and "
                 f"compile again.{of_seeds}"
             )
         self._learn_form(len(args), tuple(kwargs))
         return given.tensors, given.graph_data
 
     def _learn_form(self, num_positional: int, keywords: tuple[str, ...]) -> None:
-        """Notes where a call that names its arguments so has what the step was compiled for, in its order.
+        """Note the positions of compiled arguments in calls with such positional arguments and keywords.
 
-        The next one of this form need not be matched with the signature.
+        Later calls of this form need not be bound to the signature.
         """
         known = list(self.signature.parameters.values())
         given = [*(one.name for one in known[:num_positional]), *keywords]
@@ -122,35 +151,20 @@ class BoundStep:
             form: tuple[Any, ...] = (num_positional, *keywords)
             self._forms[form] = [(given.index(key), part) for key, part in parts if key in given]
 
-    def follow_memory(self) -> None:
-        """Binds the step to the memory in which the weights are now, if they have moved."""
-        if self.watch.has_moved() and isinstance(self.runner, StepRunner):
-            require_weights(self.watch.model)
-            self.runner.bind()
-        self.watch.look()
-
     def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
-        """What the function returns, where results that are graph data are like that of the call."""
+        """Return the function's result, built from tensors; graph data in it resemble the call's graph data."""
         return unflatten(self.step.result, results, graph_data)
 
     @property
     def on_processor(self) -> StepRunner:
-        """What runs it on the processor.
-
-        Raises:
-            ValueError: a GPU does.
-        """
+        """The runner of a step on the processor; a step on a GPU raises a ValueError."""
         if isinstance(self.runner, StepRunner):
             return self.runner
         raise ValueError(NOTHING_ON_A_GPU)
 
     @property
     def planned(self) -> StepPlan:
-        """How a machine would run it.
-
-        Raises:
-            ValueError: it was compiled for this computer alone.
-        """
+        """The machine's plan; a step that was compiled for this computer alone raises a ValueError."""
         if self.plan is None:
             raise ValueError(
                 "The step was compiled for this computer alone, so no machine accounts for it. Use "
@@ -159,7 +173,7 @@ class BoundStep:
         return self.plan
 
     def figures(self) -> dict[str, Any]:
-        """What the step has cost this computer so far: seconds, calls, bytes, and in words how it runs."""
+        """Return the cost on this computer so far: seconds, calls, bytes, and how the step runs as text."""
         runner = self.on_processor
         return {
             "compile_seconds": self.compile_seconds,

@@ -16,12 +16,12 @@ Check = Callable[[Op, list[Any], list[Any]], None]
 def emit(
     graph: OpGraph, tensors: Mapping[int, Tensor], check: Check | None = None
 ) -> Callable[[], list[Tensor | None]]:
-    """A function that runs the graph once.
+    """Return a function that runs the graph once.
 
     Args:
-        graph: What to run.
-        tensors: Values with a fixed place; operations write there, and their views need no work.
-        check: Called after each operation with the operation, its operands and its results.
+        graph: The graph to run.
+        tensors: The tensors of values with a fixed place. Operations write there, and views of these need no work.
+        check: Function to call after each operation with the operation, its operands and its results. Default: none.
     """
     writer = _Writer(graph, tensors, check)
     for index, op in enumerate(graph.ops):
@@ -77,7 +77,7 @@ class _Writer:
         return self._call_of(index, op, function, dict(zip(names, made, strict=True)))
 
     def _prepared(self, index: int, op: Op) -> str | None:
-        """A call of what was prepared for the places of results and operands."""
+        """Return a call of the prepared function, if the operation has one for the places of its values."""
         prepare = PREPARED.get(op.target)
         call = prepare(self._graph, op, self._tensors) if prepare is not None else None
         if call is None:
@@ -87,20 +87,20 @@ class _Writer:
         return f"f{index}({', '.join([*map(self._value, operands), *map(self._text, numbers)])})"
 
     def _call(self, index: int, op: Op) -> str:
-        """A call that returns new tensors; those that have a place nevertheless are copied there."""
-        known = {None, *op.reads()}  # what an operation changes in place it also returns
+        """Return a call that makes new tensors, and copies of results that have a fixed place."""
+        known = {None, *op.reads()}  # an operation also returns the operands that it changes in place
         targets = ", ".join("_" if v in known else f"v{v:d}" for v in op.outputs)
         if len(op.outputs) == 1 and out_variants.returns_list(op.target):
             targets = f"({targets},)"
         copies = [f"t{v}.copy_(v{v})" for v in op.makes() if v in self._tensors and v not in known]
-        if not self._graph.is_view(op):  # what looks at a result relies on how it lies
+        if not self._graph.is_view(op):  # views of a result rely on its strides
             turned = {v: self._graph.values[v] for v in op.makes() if v not in self._tensors and v not in known}
             copies += [f"v{v} = laid_out(v{v}, {x.stride})" for v, x in turned.items() if x.storage in self._looked_at]
         call = self._call_of(index, op, out_variants.plain(op.target), {})
         return "; ".join([f"{targets + ' = ' if op.outputs else ''}{call}", *copies])
 
     def _call_of(self, index: int, op: Op, function: Callable[..., Any], outs: Mapping[str, int]) -> str:
-        """A call of a function with the operation's arguments, and with these values to write to."""
+        """Return a call of a function with the operation's arguments, and with `outs`, the values to write to."""
         self._names[f"f{index}"] = function
         named = {key: self._text(argument) for key, argument in op.kwargs.items()}
         named |= {key: self._value(v) for key, v in outs.items()}
@@ -126,7 +126,7 @@ class _Writer:
 
 
 def _identifier(name: str) -> str:
-    """The name, if it is one: nothing else out of a graph may become a part of the source."""
+    """Return the name if it is an identifier, since no other text of a graph may enter the source code."""
     if not name.isidentifier():
-        raise ValueError(f"{name!r:.100} is not a name of an argument.")
+        raise ValueError(f"{name!r:.100} is not the name of an argument.")
     return name

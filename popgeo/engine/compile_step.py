@@ -1,6 +1,6 @@
-"""The doors for the hardware that people own: a model's step, or its forward pass alone, compiled.
+"""Compiles a model's training step, or its forward pass, for this computer.
 
-What they give is `CompiledStep`, in `compiled_step.py`; how a step is captured and bound is in `bind_step.py`.
+Both functions return a `CompiledStep`, in `compiled_step.py`; `bind_step.py` captures and binds the step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,32 +28,32 @@ def compile_step(
     learning_rate: Callable[[int], float] | None = None,
     autocast: torch.dtype | None = None,
 ) -> CompiledStep:
-    """Wraps a model so that a call runs forward, backward and the optimizer's update as one compiled step.
+    """Compile a model so that a call runs forward pass, backward pass and the optimizer's update as one step.
 
-    It is called like `popgeo.training_model` and returns the same; there is no machine model and no report. Weights
-    and the optimizer's state stay where `model` and `optimizer` show them. A call with one batch of graphs gives the
-    model the attributes that its arguments are named after, and `num_graphs` and the like; a model whose only argument
-    is `batch`, or has a name of no attribute, gets the batch itself.
+    `popgeo.training_model` does the same for a simulated machine too; this function has no machine and no report.
+    Weights and optimizer state stay in `model` and `optimizer`. A call with one batch of graphs gives the model the
+    attributes that its arguments are named after, and `num_graphs` and similar counts. A model whose only argument is
+    named `batch`, or has the name of no attribute, gets the batch itself.
 
     Args:
-        model: Its parameters and buffers are trained in place; for `"cuda"` they lie on the GPU. The step is in the
-            mode, `model.train()` or `model.eval()`, that the model is in now. It returns its loss, alone or among other
-            results; where several scalars could be it, `popgeo.identity_loss` marks one.
-        optimizer: Any that needs no closure, of `torch.optim` or of others; for `"cuda"` one that can be captured,
-            whose groups are then made `capturable`. A scheduler may change its learning rate between calls.
-        example_batch: What a call will be given: a tuple of positional arguments, a dictionary of named ones, or the
-            only one, such as a batch. Nothing is run on it. None leaves compiling to the first call.
-        backend: `"cpu"`, `"inductor"` or `"cuda"`.
-        options: Device iterations, accumulation, loss scaling and others: a `StepOptions`; of a `popgeo.Options` the
-            machine is not looked at.
-        learning_rate: The rate of each update, counted from 0, instead of the optimizer's own.
-        autocast: `torch.bfloat16` or `torch.float16`: the type that the forward pass computes in if that is safe.
+        model: The model; its parameters and buffers are trained in place. For `"cuda"` it is on the GPU. The step has
+            the model's present mode, `model.train()` or `model.eval()`. The model returns its loss, alone or among
+            other results; if several scalars could be the loss, `popgeo.identity_loss` marks it.
+        optimizer: An optimizer that needs no closure, from `torch.optim` or elsewhere. For `"cuda"` it must be
+            capturable, and its groups are set to `capturable`. A scheduler may change its learning rate between calls.
+        example_batch: Example arguments of a call: a tuple of positional arguments, a dictionary of named ones, or a
+            single argument, such as a batch. The step does not run on them. Default: the first call compiles.
+        backend: `"cpu"`, `"inductor"` or `"cuda"`. Default: `"cpu"`.
+        options: Device iterations, accumulation, loss scaling and others. The machine of a `popgeo.Options` is ignored.
+        learning_rate: Learning rate of each update, counted from 0. Default: the optimizer's own.
+        autocast: `torch.bfloat16` or `torch.float16`: type of the forward pass for operations in which it is safe.
+            Default: the type of the weights.
 
     Returns:
-        What to call like `model`.
+        The compiled step, which is called like `model`.
 
     Raises:
-        ValueError: there is no such backend or device, the optimizer cannot be captured, or a shape depends on data.
+        ValueError: the backend or its device is missing, the optimizer cannot be captured, or a shape depends on data.
 
     Example:
         >>> line = nn.Linear(1, 1)
@@ -72,7 +72,7 @@ def compile_step(
         CompiledStep(Squares: training, backend cpu, 300 calls, ...)
     """
     if optimizer is None:
-        raise ValueError("optimizer is None; a forward pass alone is compiled by popgeo.compile_forward.")
+        raise ValueError("optimizer is None. To compile a forward pass alone, call popgeo.compile_forward.")
     recipe = Recipe(
         function=require_module(model),
         optimizer=optimizer,
@@ -81,7 +81,7 @@ def compile_step(
         learning_rate=learning_rate,
         autocast=autocast,
     )
-    return _compiled_for(CompiledStep(recipe), example_batch)
+    return _compile_for(CompiledStep(recipe), example_batch)
 
 
 def compile_forward(
@@ -92,10 +92,21 @@ def compile_forward(
     options: StepOptions | None = None,
     autocast: torch.dtype | None = None,
 ) -> CompiledStep:
-    """Wraps a model so that a call runs its forward pass, compiled; see `compile_step` for the arguments.
+    """Compile a model so that a call runs its forward pass.
+
+    Args:
+        model: The model; see `compile_step`.
+        example_batch: Example arguments of a call; see `compile_step`.
+        backend: `"cpu"`, `"inductor"` or `"cuda"`. Default: `"cpu"`.
+        options: Device iterations and others, without gradient accumulation.
+        autocast: Type of the forward pass; see `compile_step`.
+
+    Returns:
+        The compiled forward pass, which is called like `model`.
 
     Raises:
-        ValueError: see `compile_step`; or the options ask for gradient accumulation.
+        ValueError: the backend or its device is missing, a shape depends on data, or the options have gradient
+            accumulation.
 
     Example:
         >>> linear = nn.Linear(3, 2).eval()
@@ -105,11 +116,10 @@ def compile_forward(
     recipe = Recipe(
         function=require_module(model), options=options or StepOptions(), backend=backend_of(backend), autocast=autocast
     )
-    return _compiled_for(CompiledStep(recipe), example_batch)
+    return _compile_for(CompiledStep(recipe), example_batch)
 
 
-def _compiled_for(step: CompiledStep, example_batch: Any) -> CompiledStep:
-    """The step, compiled for an example if there is one."""
+def _compile_for(step: CompiledStep, example_batch: Any) -> CompiledStep:
     if example_batch is None:
         return step
     args, kwargs = as_call(example_batch)
@@ -117,7 +127,7 @@ def _compiled_for(step: CompiledStep, example_batch: Any) -> CompiledStep:
 
 
 def as_call(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments of a call: parts of a tuple by position, of a dictionary by name; anything else alone.
+    """Return positional and named arguments of a call from a tuple, a dictionary, or a single argument.
 
     Example:
         >>> as_call({"x": 1}), as_call((1, 2)), as_call(3)
@@ -129,10 +139,10 @@ def as_call(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 
 
 def require_module(model: nn.Module) -> nn.Module:
-    """A model to compile, as it was given.
+    """Return the model if it can be compiled.
 
     Raises:
-        ValueError: it is compiled already, or no module.
+        ValueError: it is compiled already, or it is not a module.
     """
     if isinstance(model, CompiledStep):
         raise ValueError("The model is wrapped already; wrap the module itself, or call reset() on the first wrapper.")

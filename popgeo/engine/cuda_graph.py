@@ -1,4 +1,4 @@
-"""Captures a whole step, forward, backward and update, as one CUDA graph, and replays it."""
+"""Captures a whole step (forward pass, backward pass and update) as one CUDA graph, and replays it."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -22,22 +22,22 @@ from popgeo.engine.step_recipe import Recipe
 from popgeo.ops import sum_on_device
 from popgeo.quantity import quantity
 
-# Libraries choose their kernels and take their memory in the first runs, which no capture may hold.
+# In the first runs, libraries choose kernels and allocate memory, which a capture must not contain.
 WARM_UP = 3
 
 
 class CudaGraphRunner:
-    """Runs a model's step on a GPU: eagerly at first, then as one captured graph.
+    """A model's step on a GPU: the first updates run eagerly, later ones replay one captured graph.
 
-    The first updates are real ones, so nothing has to be undone: they make the optimizer's state and let libraries
-    settle. The next is captured and from then on replayed. Learning rates lie on the device, random numbers advance
-    with each replay. Where weights, buffers or the optimizer's state move, the step is captured again.
+    The eager updates count as training; they create the optimizer's state and let libraries choose their kernels. The
+    next update is captured and then replayed. Learning rates are tensors on the device, and random numbers advance with
+    each replay. If weights, buffers or the optimizer's state move to other memory, the step is captured again.
 
     Args:
-        recipe: The model, on a device, and what is done with it.
-        step: What the model returns and changes, found out without running it.
-        arguments: Those of one update: all its micro-batches.
-        cuda: `torch.cuda`, or what represents it in a test.
+        recipe: The model, its optimizer and the choices for the step.
+        step: The captured operations, which name results and changed tensors; they do not run.
+        arguments: The arguments of one update, with all its micro-batches.
+        cuda: The module `torch.cuda`, or a fake in a test.
 
     Raises:
         ValueError: the optimizer cannot be captured, or the model does not return its loss.
@@ -65,7 +65,9 @@ class CudaGraphRunner:
         self._left_to_warm_up = WARM_UP
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The results of one call, joined as the output mode says; arguments that the model changes are changed.
+        """Run one call and return its results, joined as the output mode says.
+
+        Arguments that the model changes in place are changed.
 
         Raises:
             ValueError: an operation cannot be captured, or a setting of the optimizer has changed.
@@ -84,39 +86,40 @@ class CudaGraphRunner:
         return results.join()
 
     def reset(self) -> None:
-        """Forgets the captured graph; the next call runs eagerly, and the one after is captured."""
+        """Drop the captured graph; the next update runs eagerly, and the update after that is captured."""
         self._graph, self._made = None, []
         if self._captures:
-            self._left_to_warm_up = 1  # libraries have settled; the optimizer's state may have to be made
+            self._left_to_warm_up = 1  # libraries have their kernels; the optimizer may have to create its state
         if self._optimizer is not None:
             self._optimizer.prepare()
         self._addresses = self._addresses_now()
 
     def run_state(self) -> dict[str, Any]:
-        """What a step that is compiled again continues from: the count of updates."""
-        return {} if self._optimizer is None else {"num_updates": self._optimizer.num_updates}
+        """Return the count of updates, from which a step that is compiled again continues."""
+        counts = {} if self._optimizer is None else {"num_updates": self._optimizer.num_updates}
+        return {"replicas": [0], **counts}
 
     def restore(self, content: Mapping[str, Any]) -> None:
-        """Goes on from what `run_state` returned."""
+        """Continue from the result of `run_state`."""
         if self._optimizer is not None:
             self._optimizer.num_updates = content["num_updates"]
 
     def how_it_runs(self) -> str:
-        """In words."""
+        """Return a text: whether the step is captured, the bytes of inputs, and the sums in use."""
         rest = f"{quantity(self.inputs.nbytes, 'B')} of inputs in one copy, {sum_on_device.describe()}"
         if self._graph is None:
             return f"eager so far, {self._left_to_warm_up} more to go, {rest}"
         return f"one CUDA graph, captured {'once' if self._captures == 1 else f'{self._captures} times'}, {rest}"
 
     def _run_once(self) -> list[list[Tensor]]:
-        """One update, or one forward pass; what each of its micro-batches returns."""
+        """Run one update or one forward pass, and return the results of each of its micro-batches."""
         optimizer = self._optimizer
         if self._addresses != self._addresses_now() or not (optimizer is None or optimizer.is_as_prepared):
             self.reset()
         if optimizer is not None:
             optimizer.write_rates()
         if self._graph is None and self._left_to_warm_up:
-            # On a stream of its own, as a capture runs, so that it uses the memory and the libraries of the capture.
+            # On a separate stream, as in a capture, so that both use the same memory and library handles.
             current = self._cuda.current_stream(self._device)
             self._side_stream.wait_stream(current)
             with self._cuda.stream(self._side_stream):
@@ -133,15 +136,15 @@ class CudaGraphRunner:
         return made
 
     def _capture(self) -> None:
-        """Captures the step; nothing of it runs yet.
+        """Capture the step without running it.
 
         Raises:
-            ValueError: something in it cannot be captured; the message names the model's line.
+            ValueError: an operation cannot be captured; the message names the line of the model.
         """
         self._cuda.synchronize(self._device)
         graph = self._cuda.CUDAGraph()
         try:
-            # Another thread may prepare batches meanwhile; its calls are not part of this.
+            # Calls of other threads, which may prepare batches meanwhile, are not part of the capture.
             with self._cuda.graph(graph, capture_error_mode="thread_local"):
                 self._made = self._update()
         except Exception as error:
@@ -152,19 +155,19 @@ class CudaGraphRunner:
         self._captures += 1
 
     def _update(self) -> list[list[Tensor]]:
-        """Forward and, when training, backward of each micro-batch, then the optimizer's update."""
+        """Run the forward pass of each micro-batch and, in training, its backward pass, and then the update."""
         count, options = self._options.gradient_accumulation, self._options
         scale = options.constant_loss_scaling
-        assert scale is not None  # the recipe refuses one that follows the gradients
+        assert scale is not None  # Recipe has rejected a dynamic one
         made = []
-        if self._optimizer is not None:  # gradients of the first micro-batch on lie in memory of the graph
+        if self._optimizer is not None:  # so that the backward pass allocates them in memory of the graph
             self._optimizer.optimizer.zero_grad(set_to_none=True)
         for number in range(count):
             tensors = micro_batch(self.inputs.tensors, number, count)
             with torch.set_grad_enabled(self._optimizer is not None):
                 results = self._forward(tensors)
                 if self._optimizer is not None:
-                    loss = results[self.step.loss]  # type: ignore[index]  # __init__ made sure of it
+                    loss = results[self.step.loss]  # type: ignore[index]  # __init__ has checked it
                     loss.backward(torch.full_like(loss, scale), inputs=self._trained)
             made.append([tensor.detach() for tensor in results])
         if self._optimizer is not None:
@@ -175,7 +178,7 @@ class CudaGraphRunner:
 
     def _forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         on = self._autocast is not None
-        # What autocast keeps from one forward pass must not be read by a replay of another.
+        # A replay must not read casts that autocast has cached in another forward pass.
         with (
             in_modes(self._model, self._modes),
             torch.autocast(self._device.type, dtype=self._autocast, enabled=on, cache_enabled=False),
@@ -188,7 +191,7 @@ class CudaGraphRunner:
 
 
 def _explain(error: BaseException) -> str:
-    """What could not be captured, where, and what to do about it."""
+    """Return a message: the operation that could not be captured, its line, and the remedy."""
     first = error
     while first.__context__ is not None:
         first = first.__context__
@@ -197,23 +200,24 @@ def _explain(error: BaseException) -> str:
     return (
         f"{line}: cannot be part of a captured step ({type(first).__name__}: {reason}). A captured step neither waits "
         "for the device nor copies from ordinary memory: register constants as buffers, make tensors with device=, "
-        "keep values tensors. popgeo.ipu.check_static lists what depends on data; backend='cpu' needs none of this."
+        "do not turn tensors into numbers. popgeo.ipu.check_static lists operations that depend on data. "
+        "backend='cpu' does not have these limits."
     )
 
 
 class StaticInputs:
     """The inputs of a captured step on a device, filled by asynchronous copies through two staging blocks in turn.
 
-    A call's tensors in ordinary memory are written into a page-locked block, which one copy on a stream of its own
-    brings to the device while the step before still runs; one more copy, on the device, puts them where the step reads.
+    A call's tensors in ordinary memory are written into a page-locked block. One copy on a separate stream moves this
+    block to the device while the previous step still runs. A second copy, on the device, fills the step's inputs.
 
     Args:
-        like: Tensors of the shapes and types of one call.
-        device: Where the step runs.
-        cuda: `torch.cuda`, or what represents it in a test.
+        like: Tensors with the shapes and types of one call.
+        device: The device of the step.
+        cuda: The module `torch.cuda`, or a fake in a test.
 
     Attributes:
-        tensors: Where the step reads; all in one block.
+        tensors: The tensors that the step reads, all in one block.
         nbytes: Bytes that one copy moves.
     """
 
@@ -226,13 +230,13 @@ class StaticInputs:
         self._stages = itertools.cycle([_Stage(kinds, device, cuda) for _ in range(2)])
 
     def fill(self, tensors: Sequence[Tensor]) -> None:
-        """Puts a call's tensors where the step reads; work queued later on the current stream sees them."""
+        """Copy a call's tensors into the step's inputs; work queued later on the current stream sees them."""
         if any(tensor.device.type != "cpu" for tensor in tensors):
             for place, tensor in zip(self.tensors, tensors, strict=True):
                 place.copy_(tensor.detach(), non_blocking=True)
             return
         stage = next(self._stages)
-        stage.has_arrived.synchronize()  # its memory may still be read by the copy before the last
+        stage.has_arrived.synchronize()  # an earlier copy may still read this block
         for place, tensor in zip(stage.host.tensors, tensors, strict=True):
             place.copy_(tensor.detach())
         current = self._cuda.current_stream(self._device)
@@ -246,7 +250,7 @@ class StaticInputs:
 
 
 class _Stage:
-    """A block in page-locked memory, one on the device, and when each may be written again."""
+    """A block in page-locked memory and a block on the device, with an event for each that says when it is free."""
 
     def __init__(self, kinds: Sequence[tuple[Sequence[int], torch.dtype]], device: torch.device, cuda: Any) -> None:
         self.host = ByteBlock(kinds, pin_memory=device.type == "cuda")

@@ -1,4 +1,4 @@
-"""Denormal numbers taken for zeros while a step runs, on every thread that works for it."""
+"""Treats denormal numbers as zeros on every thread of a step while it runs."""
 
 import sys
 
@@ -8,15 +8,15 @@ from popgeo.native import library
 
 
 class DenormalFlushing:
-    """Within it the calling thread, and those of its parallel regions, take denormal numbers for zeros.
+    """A context that makes the calling thread and its parallel regions treat denormal numbers as zeros.
 
-    Afterwards they all do what the caller did before, also when an exception leaves it. Each thread has a setting of
-    its own, which `torch.set_flush_denormal` changes on the calling one only. It may be entered within itself. Without
-    the compiled library, or if that was built without OpenMP, the other threads keep theirs. `torch.exp` of most
-    builds resets the setting for itself and still makes denormal numbers, which what reads them takes for zeros.
+    The end of the context restores the previous setting of each thread. Contexts may be nested. Each thread has its own
+    setting; `torch.set_flush_denormal` changes only that of the calling thread. Without the compiled library, or if it
+    was built without OpenMP, the other threads keep their setting. In most builds of torch, `torch.exp` ignores the
+    setting and still returns denormal numbers; operations that read them treat them as zeros.
 
     Example:
-        >>> with DenormalsFlushed():
+        >>> with DenormalFlushing():
         ...     print(torch.tensor(1e-30) * 1e-10)
         tensor(0.)
         >>> bool(torch.tensor(1e-30) * 1e-10 > 0)
@@ -27,11 +27,11 @@ class DenormalFlushing:
 
     def __enter__(self) -> None:
         self._num_threads = torch.get_num_threads()
-        # One thread takes torch's own way, which is half as long.
+        # For one thread, torch's own function takes half the time.
         alone = self._num_threads == 1
         self._set = None if alone else library.function("popgeo_set_denormals", "qq", "q")
         if self._set is None:
-            self._before = sys.float_info.min / 2 == 0.0  # whether half the smallest normal number is taken for zero
+            self._before = sys.float_info.min / 2 == 0.0  # whether denormal numbers are zeros now
             torch.set_flush_denormal(True)
         else:
             self._before = self._set(-1, self._num_threads)
@@ -40,7 +40,7 @@ class DenormalFlushing:
         self.end()
 
     def end(self) -> None:
-        """What leaving it does, also a second time; nothing if it was not entered."""
+        """Restore the previous settings; a second call, or a call before the context was entered, is harmless."""
         if self._before is None:
             return
         if self._set is None:

@@ -1,4 +1,4 @@
-"""What a step reads lies in memory: reading freed memory would end the process."""
+"""Checks that arguments and weights have memory: reading freed memory would end the process."""
 
 from collections.abc import Sequence
 
@@ -11,29 +11,29 @@ from popgeo.native.plain_tensor import require_memory
 
 
 def require_arguments(structure: Structure, tensors: Sequence[Tensor]) -> None:
-    """Check that the arguments of a call lie in memory.
+    """Check that the arguments of a call have memory.
 
     Args:
-        structure: How they nest.
-        tensors: In order.
+        structure: The nesting of the arguments.
+        tensors: Their tensors, in the order of `structure`.
 
     Raises:
-        ValueError: one does not; the message names it.
+        ValueError: a tensor has no memory; the message names it.
     """
     for (name, _), tensor in zip(leaves(structure), tensors, strict=True):
         if tensor.is_meta:
             raise ValueError(
-                f"`{name}` of shape {list(tensor.shape)} lies on torch's meta device, so it has no values to compute "
+                f"`{name}` of shape {list(tensor.shape)} is on torch's meta device, so it has no values to compute "
                 "with. Pass torch.zeros_like(it, device='cpu'); popgeo.ipu.estimate plans from shapes alone."
             )
         require_memory(f"`{name}`", tensor)
 
 
 def require_weights(module: nn.Module) -> None:
-    """Check that weights and buffers lie in memory.
+    """Check that the weights and buffers of a module have memory.
 
     Raises:
-        ValueError: one was freed, as a sharded model's are between its calls, or is lazy.
+        ValueError: a weight is lazy, or its memory was freed, as sharded models free it between calls.
     """
     for given, tensor in module_state(module).items():
         require_memory(given.name, tensor)

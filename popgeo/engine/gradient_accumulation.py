@@ -1,4 +1,4 @@
-"""Gradient accumulation: how the tensors of a call are split into micro-batches, and how their results are joined.
+"""Splits the tensors of a call into micro-batches for gradient accumulation, and joins their results.
 
 If the model changes an argument in place, each micro-batch changes its own slice. `optimizer/update.py` adds up the
 gradients of the micro-batches.
@@ -17,10 +17,10 @@ from popgeo.engine.step_options import OutputMode
 
 
 def check_batch_dimension(structure: Structure, factor: int) -> None:
-    """Checks that every tensor's first dimension is a multiple of `factor`.
+    """Check that the first dimension of every tensor is a multiple of `factor`.
 
     Raises:
-        ValueError: one is not; the message names the argument.
+        ValueError: it is not a multiple; the message names the argument.
     """
     if factor == 1:
         return
@@ -34,7 +34,7 @@ def check_batch_dimension(structure: Structure, factor: int) -> None:
 
 
 def micro_batch(tensors: Sequence[Tensor], index: int, factor: int) -> list[Tensor]:
-    """The tensors of micro-batch `index` of `factor`.
+    """Return the tensors of micro-batch number `index` out of `factor` micro-batches.
 
     Example:
         >>> micro_batch([torch.arange(6)], index=1, factor=3)
@@ -46,11 +46,11 @@ def micro_batch(tensors: Sequence[Tensor], index: int, factor: int) -> list[Tens
 
 
 class CallResults:
-    """Collects what the steps of one call return.
+    """The results of the steps of one call.
 
     Args:
-        mode: Which steps count.
-        period: With `every_n`, the last of each that many counts.
+        mode: Which steps return their results.
+        period: Steps per returned result in the mode `every_n`; the last of them returns it.
         num_steps: Steps of a call.
     """
 
@@ -59,13 +59,13 @@ class CallResults:
         self._kept: list[list[Tensor]] = []
 
     def wants(self, step: int) -> bool:
-        """Whether what step `step` of the call returns is kept."""
+        """Return whether the call returns the results of this step."""
         if self._mode is OutputMode.FINAL:
             return step == self._num_steps - 1
         return self._mode is not OutputMode.EVERY_N or (step + 1) % self._period == 0
 
     def add(self, step: int, replica: int, tensors: Sequence[Tensor]) -> None:
-        """Keeps copies of what one replica returns in one step."""
+        """Keep copies of one replica's results in one step, or add them to the sum."""
         if self._mode is OutputMode.SUM and step > 0:
             for total, tensor in zip(self._kept[replica], tensors, strict=True):
                 total += tensor
@@ -73,7 +73,7 @@ class CallResults:
             self._kept.append([tensor.clone() for tensor in tensors])
 
     def join(self) -> list[Tensor]:
-        """The kept tensors joined along the first dimension; scalars become a vector unless there is only one."""
+        """Return the kept results, joined along the first dimension; several scalars become a vector."""
         if len(self._kept) == 1:
             return self._kept[0]
         results = zip(*self._kept, strict=True)
@@ -81,11 +81,11 @@ class CallResults:
 
 
 def write_back(written: Sequence[Tensor], made: Sequence[Tensor | None]) -> None:
-    """Gives the caller's tensors what the step left in their place.
+    """Copy values that a step has changed in place to the caller's tensors.
 
     Args:
-        written: The caller's tensors, or those slices of them that a micro-batch took.
-        made: What a run returned, in the same order, from these on.
+        written: The caller's tensors, or the slices of a micro-batch.
+        made: The changed values, in the same order.
     """
     with torch.no_grad():
         for tensor, value in zip(written, made, strict=False):
@@ -94,14 +94,16 @@ def write_back(written: Sequence[Tensor], made: Sequence[Tensor | None]) -> None
 
 
 def check_apart(tensors: Sequence[Tensor], written: Sequence[int]) -> None:
-    """Makes sure that what a step changes is seen through no other tensor, as it would not be in a compiled step.
+    """Check that tensors which a step changes in place share no elements with its other tensors.
+
+    A compiled step works on copies, so the other tensor would not change there.
 
     Args:
-        tensors: All that the step is given: arguments first, then state.
-        written: Positions of those that it changes.
+        tensors: All tensors of the step: arguments first, then state.
+        written: Positions of the tensors that the step changes.
 
     Raises:
-        ValueError: one of these shares elements with another tensor.
+        ValueError: a changed tensor shares elements with another tensor.
 
     Example:
         >>> x = torch.zeros(4)
@@ -123,8 +125,8 @@ def check_apart(tensors: Sequence[Tensor], written: Sequence[int]) -> None:
 
 
 def _memory_of(tensor: Tensor) -> np.ndarray:
-    """The elements of a tensor of any type, in its memory, as numpy sees them."""
+    """Return the elements of a tensor of any type as an array of numpy in the same memory."""
     size = tensor.element_size()
     strides = tuple(step * size for step in tensor.stride())
-    told = {"shape": tuple(tensor.shape), "strides": strides, "typestr": f"|V{size}", "data": (tensor.data_ptr(), True)}
-    return np.asarray(SimpleNamespace(__array_interface__={**told, "version": 3}))
+    form = {"shape": tuple(tensor.shape), "strides": strides, "typestr": f"|V{size}", "data": (tensor.data_ptr(), True)}
+    return np.asarray(SimpleNamespace(__array_interface__={**form, "version": 3}))

@@ -1,4 +1,4 @@
-"""Runs an `OpGraph` in memory of its own; the weights stay in their memory."""
+"""Runs an `OpGraph` in memory that is allocated once; weights and buffers stay in the model's memory."""
 
 import math
 from collections import Counter
@@ -22,27 +22,28 @@ from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_int
 from popgeo.engine.fuse.prepared import PREPARED, PreparedCall, late_arguments
 from popgeo.engine.fuse.reassociate import reassociate
 from popgeo.engine.memory_plan import place_values, unplaced_bytes
+from popgeo.engine.optimizer.joined_memory import copier
 from popgeo.engine.products import TARGETS, prepare_product
-from popgeo.engine.weights_first import watch, weights_first
+from popgeo.engine.weights_first import weights_first
 from popgeo.native import library
 
 
 class GraphRunner:
-    """Runs a graph as one straight-line function in memory that is allocated once.
+    """A graph as one straight-line function on memory that is allocated once.
 
     Args:
-        graph: What to run.
+        graph: The graph to run.
         state: Tensors of the graph's parameters and buffers; buffers change in place.
-        places: Tensors that certain outputs are to be written to, by position; the others are valid until the next run.
-        floating_point_exceptions: Check each operation's result; then none are joined.
-        weights_stay: What depends on parameters and buffers alone is computed when one of them has changed.
-        joins: Whether operations may be joined, and then run in another order than the graph's.
+        places: Tensors to write certain outputs to, by position. Other outputs are valid until the next run.
+        floating_point_exceptions: Whether to check each operation's result; operations are then not fused.
+        weights_stay: Whether values that depend on weights alone are kept until a weight changes.
+        joins: Whether operations may be fused, and then run in another order than the graph's.
 
     Attributes:
         graph: The given graph, with constants computed.
-        runs: What runs in its place: the same, with operations joined.
+        runs: The graph that runs: the given one with fused operations.
         buffer_bytes: Memory that is allocated for values and inputs.
-        peak_bytes: The same with what operations allocate for themselves at the worst moment of a run.
+        peak_bytes: `buffer_bytes`, and the most memory that torch allocates for other values during a run.
     """
 
     _first: "GraphRunner | None" = None
@@ -69,18 +70,18 @@ class GraphRunner:
         self._inputs = [empty_like(values[v]) for v in new]
         given |= dict(zip(new, self._inputs, strict=True))
         self._copied = self._place_outputs(places or {}, given)
-        # The check looks at the operands after the operation.
+        # The check reads the operands after the operation, so no result may overwrite them.
         tensors, buffers = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
         self.buffer_bytes = sum(tensor.nbytes for tensor in (*buffers, *self._inputs))
         self.peak_bytes = self.buffer_bytes + unplaced_bytes(self.runs, tensors)
         self._run = emit(self.runs, tensors, _check if floating_point_exceptions else None)
 
     def run(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The graph's outputs for these inputs, in the order in which the graph names those that are not state.
+        """Return the graph's outputs for inputs in the graph's order; state is not among the inputs.
 
-        An input for which there is None stays as it was.
+        An input that is None keeps its value of the last run.
         """
-        with torch._C._AutoDispatchBelowAutograd():  # so nothing here is differentiated
+        with torch._C._AutoDispatchBelowAutograd():  # skips the recording of gradients
             if self._first is not None and self._weights_changed():
                 self._first.run(())
             for place, tensor in zip(self._inputs, inputs, strict=True):
@@ -94,27 +95,27 @@ class GraphRunner:
         return outputs
 
     def _begin_with_weights(self, given: Mapping[int, Tensor], state: Mapping[Input, Tensor]) -> OpGraph:
-        """Computes what depends on weights alone, if something does; what is left to do at each run."""
+        """Compute the values that depend on weights alone, and return the rest of the graph."""
         split = weights_first(self.graph, given)
         if split is None:
             return self.graph
         first, rest, made = split
         self._first = GraphRunner(first, state, dict(enumerate(made)))
-        self._weights_changed = watch([given[v] for v in first.inputs.values()])
-        with torch._C._AutoDispatchBelowAutograd():
-            self._first.run(())
+        weights = [given[v] for v in first.inputs.values()]
+        self._weights_changed = copier(weights, [weight.detach().clone() for weight in weights])
+        self._first.run(())
         return rest
 
-    def joined(self) -> tuple[str, str]:
-        """What runs as interactions in one pass, and why not all; and how many operations run in how many chains."""
+    def describe(self) -> tuple[str, str]:
+        """Return two texts: how many interactions use a grid of filters, and how many operations run in chains."""
         return describe_interactions(self.runs), describe_joined(self.runs)
 
     def set_numbers(self, values: Sequence[float]) -> None:
-        """Gives the graph's `Number` arguments, by slot, the values for the runs to come."""
+        """Set the values of the graph's `Number` arguments, by slot, for later runs."""
         self._run.__globals__.update(zip(map("n{}".format, range(len(values))), values, strict=True))
 
     def _place_outputs(self, places: Mapping[int, Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Lets outputs be written if they are wanted; returns those that must be copied there instead."""
+        """Add to `given` the places that operations can write outputs to; return the places that need a copy."""
         copied = {}
         live = {v for op in self.runs.ops for v in (*op.reads(), *op.makes())}
         views = Counter(self.runs.values[v].storage for v in live)
@@ -134,20 +135,19 @@ class GraphRunner:
 
 
 def fuse(graph: OpGraph) -> OpGraph:
-    """The graph with operations joined; only written out where the compiled library is missing.
+    """Return the graph with fused operations; without the compiled library, with composite operations expanded.
 
-    Passes are in order, from the largest pattern to the smallest: a pass leaves alone what an earlier one has joined.
-    The other files of `fuse` serve one pass: edge_rows serves join_chains.
+    The passes go from the largest pattern to the smallest, and a pass leaves fused operations of earlier passes alone.
     """
     if not library.is_available():
         return expand(graph)
-    graph = plan_interactions(graph)  # each interaction gets working memory
-    graph = reassociate(graph)  # products are taken in the order that costs less
-    return join_chains(graph)  # element-wise operations become chains
+    graph = plan_interactions(graph)  # working memory for each interaction
+    graph = reassociate(graph)  # products in the cheaper order
+    return join_chains(graph)  # element-wise operations as chains
 
 
 def prepare_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
-    """A call that runs a loop."""
+    """Return a call that runs a loop."""
     count, carried, outside = op.args
     body = _Body(op.bodies[0], [*carried, *outside], tensors, own=len(carried))
 
@@ -157,21 +157,23 @@ def prepare_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> P
             made = body.again(made)
         return made
 
-    return _copying(op, tensors, run)
+    return _copy_results(op, tensors, run)
 
 
 def prepare_cond(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
-    """A call that runs one of two branches."""
+    """Return a call that runs one of two branches."""
     condition, *given = op.args
     bodies = [
         _Body(body, operands, tensors, own=sum(one.name.startswith("given.") for one in body.inputs))
         for body, operands in zip(op.bodies, given, strict=True)
     ]
-    return _copying(op, tensors, lambda known: bodies[0 if bool(known[condition.value]) else 1].run(known))
+    return _copy_results(op, tensors, lambda known: bodies[0 if bool(known[condition.value]) else 1].run(known))
 
 
-def _copying(op: Op, tensors: Mapping[int, Tensor], run: Callable[[Mapping[int, Tensor]], list[Any]]) -> PreparedCall:
-    """A call that copies what is made of the values of now to the places of the results."""
+def _copy_results(
+    op: Op, tensors: Mapping[int, Tensor], run: Callable[[Mapping[int, Tensor]], list[Any]]
+) -> PreparedCall:
+    """Return a call that copies the results of `run`, for the present values, to their places."""
     places, (late, _) = [tensors[v] for v in op.makes()], late_arguments(op, tensors)
 
     def call(*come: Tensor) -> None:
@@ -182,7 +184,10 @@ def _copying(op: Op, tensors: Mapping[int, Tensor], run: Callable[[Mapping[int, 
 
 
 class _Body:
-    """A body bound to memory: values that it only reads stay in place, its own values are copied in."""
+    """The body of a loop or branch, bound to memory.
+
+    Values that the body only reads are shared; values that change (`own` of them, the first) are copied in.
+    """
 
     def __init__(self, graph: OpGraph, operands: Sequence[Ref], tensors: Mapping[int, Tensor], own: int) -> None:
         given = [ref.value for ref in operands]
@@ -192,11 +197,11 @@ class _Body:
         self._rest = [v for v in given[own:] if v not in tensors]
 
     def run(self, known: Mapping[int, Tensor]) -> list[Any]:
-        """What the body makes of its operands."""
+        """Return the body's results for its operands."""
         return self._runner.run([known[v] for v in (*self._own, *self._rest)])
 
     def again(self, made: Sequence[Tensor]) -> list[Any]:
-        """What the body makes of what it made before."""
+        """Return the body's results for its own last results."""
         return self._runner.run([*made, *(None for _ in self._rest)])
 
 
@@ -205,10 +210,10 @@ PREPARED |= dict.fromkeys(TARGETS, prepare_product)
 
 
 def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor | None]) -> None:
-    """Raises where finite operands gave NaN or infinity."""
+    """Raise a FloatingPointError if finite operands gave NaN or infinity."""
     if operation_of(op.target).out is Out.NOTHING:
         return
-    made = [tensor for tensor in results if tensor is not None]  # a gradient that was not asked for is None
+    made = [tensor for tensor in results if tensor is not None]  # an unwanted gradient is None
     broken = [tensor for tensor in made if tensor.is_floating_point() and not tensor.isfinite().all()]
     numbers = [arg for arg in (*op.args, *op.kwargs.values()) if isinstance(arg, float)]
     from_finite = all(t.isfinite().all() for t in operands if t.is_floating_point() and not any(t is b for b in broken))

@@ -1,4 +1,4 @@
-"""Runs an `OpGraph` through torch's own compiler, which is handed the captured operations and traces nothing again."""
+"""Runs an `OpGraph` through inductor, torch's compiler, which takes the captured operations without tracing again."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -15,43 +15,40 @@ from popgeo.capture.passes import is_random
 from popgeo.engine.memory_plan import laid_out
 from popgeo.engine.out_variants import returns_list
 
-# Random numbers as eager code draws them, in the same order.
+# Draw random numbers as eager code does, in the same order.
 _SETTINGS = {"fallback_random": True}
-# There, inductor makes NaN of a batch norm, an activation and dropout in one graph.
+# In older versions a batch norm, an activation and dropout in one graph give NaN.
 _LOSES_DROPOUT = torch.__version__ < "2.12"
 
 
 class InductorRunner:
-    """Runs a graph as what inductor makes of it; the same door as `GraphRunner`.
+    """A graph that inductor has compiled, with the interface of `GraphRunner`.
 
     Args:
-        graph: What to run.
+        graph: The graph to run.
         state: Tensors of the graph's parameters and buffers; buffers change in place.
-        places: Tensors that certain outputs are written to, by position.
+        places: Tensors to write certain outputs to, by position.
 
     Raises:
-        ValueError: the model seeds random numbers; there is no compiler for what inductor writes; or the model has
-            dropout, and torch is older than 2.12.
+        ValueError: the model seeds random numbers; no C++ compiler is installed; or the model has dropout, and torch is
+            older than 2.12.
     """
 
     def __init__(
-        self,
-        graph: OpGraph,
-        state: Mapping[Input, Tensor],
-        places: Mapping[int, Tensor] | None = None,
+        self, graph: OpGraph, state: Mapping[Input, Tensor], places: Mapping[int, Tensor] | None = None
     ) -> None:
         if any(op.target == SET_STATE for op in graph.ops):
             raise ValueError(
-                "The model seeds random numbers or draws them again, which inductor leaves out. Use backend='cpu'."
+                "The model seeds random numbers or draws them again, which inductor ignores. Use backend='cpu'."
             )
         if _LOSES_DROPOUT and any("bernoulli" in op.target for op in graph.ops):
             raise ValueError(
-                "Inductor makes NaN of some dropout before torch 2.12. Update torch, or use backend='cpu'."
+                "Inductor gives NaN for some dropout before torch 2.12. Update torch, or use backend='cpu'."
             )
         self.graph = graph = expand(graph)
         self.draws_random_numbers = any(is_random(op) for op in graph.ops)
         self._places = dict(places or {})
-        # In the graph's order: the state in its own memory, and room for the arguments of a call.
+        # In the graph's order: tensors of the state, and None for arguments of a call.
         self._given = [state[one].detach() if one in state else None for one in graph.inputs]
         values = [graph.values[v] for v in graph.inputs.values()]
         pairs = zip(self._given, values, strict=True)
@@ -62,7 +59,7 @@ class InductorRunner:
         self.buffer_bytes = sum(tensor.nbytes for tensor in examples)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
-        """The graph's outputs for these inputs, in the order in which the graph names those that are not state."""
+        """Return the graph's outputs for inputs in the graph's order; state is not among the inputs."""
         new = iter(inputs)
         given = [
             laid_out(next(new), stride) if tensor is None else tensor
@@ -76,13 +73,13 @@ class InductorRunner:
                     outputs[position] = place.copy_(made)
         return outputs
 
-    def joined(self) -> tuple[str, str]:
-        """How it runs, in words."""
+    def describe(self) -> tuple[str, str]:
+        """Return how the graph runs, as text."""
         return f"{len(self.graph.ops):,} operations through inductor", ""
 
 
 def as_module(graph: OpGraph) -> fx.GraphModule:
-    """The operations as a module of torch.fx, which takes the graph's inputs in order and returns its outputs.
+    """Return the operations as a module of torch.fx that takes the graph's inputs in order and returns its outputs.
 
     Example:
         >>> from popgeo.capture.capture import bind, capture
@@ -102,14 +99,14 @@ def as_module(graph: OpGraph) -> fx.GraphModule:
         made = traced.call_function(overload(op.target), args, kwargs)
         several = len(op.outputs) != 1 or returns_list(op.target)
         for position, out in enumerate(op.outputs):
-            if out is not None and out not in nodes:  # what it changes in place keeps its node
+            if out is not None and out not in nodes:  # a value changed in place keeps its node
                 nodes[out] = traced.call_function(operator.getitem, (made, position)) if several else made
     traced.output(tuple(None if v is None else nodes[v] for v in graph.outputs))
     return fx.GraphModule(module, traced)
 
 
 def _compiled(module: fx.GraphModule, examples: Sequence[Tensor]) -> Any:
-    from torch._inductor import compile as compile_graph  # a second to import, and needed by few
+    from torch._inductor import compile as compile_graph  # its import takes a second
 
     try:
         return compile_graph(module, list(examples), options=_SETTINGS)

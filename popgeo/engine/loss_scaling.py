@@ -1,4 +1,4 @@
-"""A scale of the loss that follows the gradients: it falls if they overflow, and grows while they are finite."""
+"""Dynamic loss scaling: the scale falls if gradients overflow, and grows while they are finite."""
 
 import math
 from collections.abc import Mapping
@@ -10,20 +10,20 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class LossScaling:
-    """The rule of a dynamic loss scale, that of `torch.amp.GradScaler`.
+    """The rule of a dynamic loss scale, as in `torch.amp.GradScaler`.
 
-    An update whose gradients hold infinity or NaN is left out, and the scale falls by `backoff_factor`. After
-    `growth_interval` updates without such a thing it grows by `growth_factor`.
+    An update whose gradients contain infinity or NaN is skipped, and the scale is multiplied by `backoff_factor`. After
+    `growth_interval` finite updates in a row the scale is multiplied by `growth_factor`.
 
     Attributes:
-        initial: The first scale.
-        growth_factor: What it grows by; above 1.
-        backoff_factor: What it falls by; between 0 and 1.
-        growth_interval: Updates in a row that must be good before it grows.
-        smallest: A scale below it means that the gradients are broken whatever it is, which is then an error.
+        initial: First scale.
+        growth_factor: Factor of a growing scale; above 1.
+        backoff_factor: Factor of a falling scale; between 0 and 1.
+        growth_interval: Finite updates in a row before the scale grows.
+        smallest: Least scale. Gradients that are not finite with it are an error.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
 
     Example:
         >>> LossScaling(initial=1024.0, growth_interval=100).initial
@@ -51,10 +51,14 @@ class LossScaling:
 
 
 def loss_scaling_of(choice: object, owner: str) -> float | LossScaling:
-    """What an option says: a number, or a rule; `"dynamic"` is the usual rule.
+    """Return the value of the option `loss_scaling`: a number or a rule; `"dynamic"` is the default rule.
+
+    Args:
+        choice: The option.
+        owner: Name of the options, for the message.
 
     Raises:
-        ValueError: neither.
+        ValueError: the option is neither a positive number nor a rule.
 
     Example:
         >>> loss_scaling_of("dynamic", "Options") == LossScaling(), loss_scaling_of(8, "Options")
@@ -70,14 +74,14 @@ def loss_scaling_of(choice: object, owner: str) -> float | LossScaling:
 
 
 class LossScale:
-    """A scale of the loss as it is now.
+    """The present scale of the loss.
 
     Attributes:
-        rule: How it changes.
-        tensor: Its value, where the captured step reads it. float32, no dimensions
-        good_updates: Updates in a row that went well since it last changed.
-        skipped: Updates that were left out.
-        updates: Updates that were tried.
+        rule: The rule of its changes.
+        tensor: Its value, which the captured step reads. float32, no dimensions
+        good_updates: Finite updates in a row since the last change.
+        skipped: Skipped updates.
+        updates: All updates, with the skipped ones.
 
     Example:
         >>> scale = LossScale(LossScaling(initial=8.0, growth_interval=2))
@@ -96,14 +100,17 @@ class LossScale:
 
     @property
     def value(self) -> float:
-        """The scale."""
+        """The scale as a number."""
         return float(self.tensor)
 
     def follow(self, *, overflowed: bool) -> bool:
-        """Takes note of an update's gradients, and says whether it is to be applied.
+        """Adapt the scale to an update's gradients, and return whether to apply the update.
+
+        Args:
+            overflowed: Whether the gradients contain infinity or NaN.
 
         Raises:
-            FloatingPointError: the scale has fallen below the smallest that makes sense.
+            FloatingPointError: the scale has fallen below `LossScaling.smallest`.
         """
         self.updates += 1
         if overflowed:
@@ -112,9 +119,9 @@ class LossScale:
             self.tensor.mul_(self.rule.backoff_factor)
             if self.value < self.rule.smallest:
                 raise FloatingPointError(
-                    f"Gradients hold NaN or infinity even with a loss scale of {self.value:g}; {self.skipped:,} of "
-                    f"{self.updates:,} updates were skipped. Look for the operation that makes them: a constant "
-                    "loss_scaling with floating_point_exceptions=True names it."
+                    f"Gradients contain NaN or infinity even with a loss scale of {self.value:g}; {self.skipped:,} of "
+                    f"{self.updates:,} updates were skipped. To find the operation that makes them, choose a constant "
+                    "loss_scaling and floating_point_exceptions=True."
                 )
             return False
         self.good_updates += 1
@@ -126,12 +133,12 @@ class LossScale:
         return True
 
     def state(self) -> dict[str, float | int]:
-        """What a checkpoint keeps."""
+        """Return the scale and its counts for a checkpoint."""
         counts = {"good_updates": self.good_updates, "skipped": self.skipped, "updates": self.updates}
         return {"scale": self.value, **counts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` returned."""
+        """Continue from the result of `state`."""
         self.tensor.fill_(state["scale"])
         self.good_updates, self.skipped, self.updates = state["good_updates"], state["skipped"], state["updates"]
 

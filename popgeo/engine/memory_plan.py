@@ -1,4 +1,4 @@
-"""Gives every value a place: memory that is allocated once, and used again as soon as what it held is not needed."""
+"""Places the values of a graph in memory that is allocated once; values reuse the memory of values no longer needed."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -16,21 +16,21 @@ _ALIGNMENT = 64
 def place_values(
     graph: OpGraph, given: Mapping[int, Tensor], *, overwrites_operands: bool = True
 ) -> tuple[Mapping[int, Tensor], Sequence[Tensor]]:
-    """Places values so that no two needed at the same time overlap, unless they are views of each other.
+    """Place values so that no two values needed at the same time overlap, unless they are views of each other.
 
     Args:
-        graph: What will run, in this order.
-        given: Tensors that certain values must live in: inputs, parameters, constants, and results with a fixed place.
-        overwrites_operands: Whether an operation may write its result over an operand that nothing needs after it.
+        graph: The operations, in the order in which they run.
+        given: Fixed tensors of certain values: inputs, parameters, constants and outputs.
+        overwrites_operands: Whether an operation may write its result over an operand that no later operation needs.
 
     Returns:
-        A tensor for each value with a fixed place (torch allocates the others at each run), and the buffers that were
-        made for these places. What was given has memory of its own, which is not among the buffers.
+        A tensor for each value with a fixed place, including the given ones, and the buffers that were allocated. Torch
+        allocates the remaining values at each run.
     """
     tensors = dict(given)
     places = {graph.values[v].storage: (tensor, byte_offset(graph.values[v])) for v, tensor in given.items()}
     spans = storage_spans(graph.values)
-    owner: dict[int, Tensor] = {}  # the buffer of a storage that is not given
+    owner: dict[int, Tensor] = {}  # buffer of each storage without a given tensor
     buffers: list[Tensor] = []
     free: list[Tensor] = []
     expires: dict[int, list[int]] = {}
@@ -38,7 +38,7 @@ def place_values(
         expires.setdefault(last, []).append(storage)
     for index, op in enumerate(graph.ops):
         for v in op.outputs:
-            # What an operation changes in place is where it was made, also where torch makes it again at each run.
+            # A value that is changed in place keeps the place that it was made in.
             if v is None or v in tensors or v in op.writes:
                 continue
             value = graph.values[v]
@@ -54,7 +54,7 @@ def place_values(
 
 
 def unplaced_bytes(graph: OpGraph, tensors: Mapping[int, Tensor]) -> int:
-    """Bytes at the worst moment of a run of the values without a fixed place, which torch allocates and frees."""
+    """Return the most bytes that values without a fixed place hold at one time in a run."""
     last, spans = graph.last_uses(), storage_spans(graph.values)
     seen = {graph.values[v].storage for v in tensors}
     ends: dict[int, int] = {}
@@ -70,7 +70,7 @@ def unplaced_bytes(graph: OpGraph, tensors: Mapping[int, Tensor]) -> int:
 
 
 def _take_buffer(nbytes: int, free: list[Tensor], buffers: list[Tensor]) -> Tensor:
-    """The smallest free buffer that is large enough and not much too large, the latest of several; else a new one."""
+    """Return the smallest free buffer that fits without much waste, the most recent of equals; else a new buffer."""
     fitting = [(b.nbytes, -place) for place, b in enumerate(free) if nbytes <= b.nbytes <= 2 * nbytes + 4096]
     if fitting:
         return free.pop(-min(fitting)[1])
@@ -80,22 +80,25 @@ def _take_buffer(nbytes: int, free: list[Tensor], buffers: list[Tensor]) -> Tens
 
 
 def _reusable_operand(graph: OpGraph, op: Op, value: Value, ending: Set[int], spans: Mapping[int, int]) -> int | None:
-    """The storage of an operand that ends here and has the result's layout, for an operation that works by element."""
+    """Return the storage of an operand that an element-wise operation may overwrite with its result.
+
+    The operand has the result's layout, and no later operation needs it.
+    """
     if not out_variants.is_elementwise(op):
         return None
     ending = ending - {graph.values[v].storage for v in op.writes}
     form = value.shape, value.stride, value.dtype, 0, value.marks
     for v in op.reads():
         operand = graph.values[v]
-        alike = (operand.shape, operand.stride, operand.dtype, operand.offset, operand.marks) == form
+        fits = (operand.shape, operand.stride, operand.dtype, operand.offset, operand.marks) == form
         only_view = all(w == v for w in op.reads() if graph.values[w].storage == operand.storage)
-        if alike and operand.storage in ending and only_view and spans[operand.storage] == spans[value.storage]:
+        if fits and operand.storage in ending and only_view and spans[operand.storage] == spans[value.storage]:
             return operand.storage
     return None
 
 
 def storage_spans(values: Iterable[Value]) -> dict[int, int]:
-    """Bytes that the values of each storage reach over."""
+    """Return for each storage the bytes that its values span."""
     spans: dict[int, int] = {}
     for value in values:
         spans[value.storage] = max(value.end, spans.get(value.storage, 0))
@@ -103,24 +106,24 @@ def storage_spans(values: Iterable[Value]) -> dict[int, int]:
 
 
 def laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """The tensor in the layout that the step was compiled for, which not every kernel keeps to."""
+    """Return the tensor with the captured strides; some kernels of torch return other strides than at the capture."""
     if tensor.stride() == stride:
         return tensor.detach()
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor.detach())
 
 
 def byte_offset(value: Value) -> int:
-    """Bytes before the first element in the storage of a value."""
+    """Return the bytes before a value's first element in its storage."""
     return value.offset * value.dtype.itemsize
 
 
 def view_of(place: Tensor, held: int, value: Value) -> Tensor:
-    """The view of a place that a value is.
+    """Return the tensor of a value that lies in the memory of another value.
 
     Args:
-        place: Where the value, or what it looks at, lives.
-        held: The offset in its storage, in bytes, of what the place holds.
-        value: Looks at the same storage.
+        place: The tensor of the other value.
+        held: Offset of the other value in the storage, in bytes.
+        value: The value, in the same storage.
     """
     start = place.storage_offset() * place.dtype.itemsize - held + value.offset * value.dtype.itemsize
     whole = torch.empty(0, dtype=value.dtype)

@@ -1,7 +1,9 @@
-"""What torch's habits would do around a compiled step silently: said when it happens."""
+"""Errors and warnings for habits of PyTorch that would silently do nothing, or harm, around a compiled step."""
 
+import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -14,7 +16,7 @@ from popgeo import largest_graph
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.op_graph import Role
-from popgeo.capture.pytree import unflatten
+from popgeo.capture.pytree import is_graph_data, unflatten
 from popgeo.capture.structures import leaves
 from popgeo.ops.eager import is_plain, transforms_around
 
@@ -31,22 +33,64 @@ _DONE = (
 
 
 def refuse_transforms() -> None:
-    """Refuse a call of a compiled step that something around it transforms, traces or runs without data.
+    """Raise if the caller would transform or trace a compiled step.
 
     Raises:
-        ValueError: `torch.func`, forward-mode derivatives, `torch.jit.trace`, fake tensors or a capture surround it.
+        ValueError: `torch.func`, forward-mode derivatives, `torch.jit.trace`, fake tensors or a capture surround the
+            call.
     """
     if is_compiling() or is_plain():  # torch.compile leaves the step out of its own graph
         return
     if around := transforms_around():
         raise ValueError(
-            f"A compiled step was called inside {around}, which would have to see each operation; a compiled step "
-            "runs as a whole, without derivatives. Call the model itself there, or call the step outside."
+            f"A compiled step was called inside {around}, which has to see each operation; a compiled step runs as a "
+            "whole, without derivatives. Call the model itself there, or call the step outside."
         )
 
 
+def refuse_no_grad() -> None:
+    """Raise if gradients are switched off around a call of a training step.
+
+    Raises:
+        ValueError: gradients are switched off.
+    """
+    if not torch.is_grad_enabled():
+        raise ValueError(
+            "A training step updates the weights in each call, also within torch.no_grad(), where loss.backward() "
+            "fails. To evaluate, call popgeo.compile_forward(model.eval()), or popgeo.inference_model, which "
+            "follow the weights; to train, call the step outside of no_grad() and inference_mode()."
+        )
+
+
+@contextmanager
+def explain_failed_batch(signature: inspect.Signature, given: Iterable[Any]) -> Iterator[None]:
+    """Explain a TypeError or AttributeError of the block if one of these arguments is graph data.
+
+    Args:
+        signature: The signature of the model.
+        given: The arguments of the call.
+
+    Raises:
+        ValueError: the block failed; the message names an attribute that the graph data do not have.
+    """
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        batch = next(filter(is_graph_data, given), None)
+        if batch is None:
+            raise
+        held = sorted(batch.keys())
+        wanted = next((name for name in signature.parameters if name not in held), None)
+        raise ValueError(
+            f"The model was given a {type(batch).__name__} and failed: {error}. The batch has no "
+            f"{'such attribute' if wanted is None else f'attribute {wanted}'}; it has {', '.join(held)}. If the model "
+            f"takes tensors, pass those of the batch, such as step(batch.x, batch.edge_index), by the names in "
+            f"{signature}."
+        ) from error
+
+
 class _NonDifferentiableIdentity(torch.autograd.Function):
-    """The identity, whose derivative is refused."""
+    """The identity function; its backward pass raises."""
 
     @staticmethod
     def forward(ctx: Any, result: Tensor, argument: Tensor) -> Tensor:
@@ -55,17 +99,18 @@ class _NonDifferentiableIdentity(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> NoReturn:
         raise ValueError(
-            "A compiled forward pass has no derivative to its arguments, and one of them requires a gradient. Take "
-            "derivatives inside the model, by torch.autograd.grad, and compile that; or call the model itself."
+            "A compiled forward pass has no derivative with respect to its arguments, and one of them requires a "
+            "gradient. Take derivatives inside the model, by torch.autograd.grad, and compile that; or call the model "
+            "itself."
         )
 
 
 def without_derivative(results: list[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
-    """Let a backward pass through the results explain itself, if an argument requires a gradient.
+    """Return the results of a forward pass; if an argument requires a gradient, their backward pass raises.
 
     Args:
-        results: Of a forward pass.
-        arguments: Of the call.
+        results: The results of a call.
+        arguments: The arguments of the call.
     """
     differentiated = next((one for one in arguments if one.requires_grad), None)
     if differentiated is None or not torch.is_grad_enabled():
@@ -76,7 +121,7 @@ def without_derivative(results: list[Tensor], arguments: Sequence[Tensor]) -> li
 
 
 def mark_as_done(results: Iterable[Tensor]) -> None:
-    """Lets `backward()` of what a training step returns explain why there is nothing to do."""
+    """Make `backward()` of a training step's results raise, since the step has run the backward pass."""
     for tensor in results:
         if tensor.numel() == 1:
             tensor.backward = _refuse_backward  # type: ignore[method-assign]
@@ -87,13 +132,13 @@ def _refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def refuse_empty_updates(optimizer: Optimizer) -> None:
-    """Lets `step()` of an optimizer explain why there is nothing to do, if no parameter has a gradient."""
+    """Make `step()` of an optimizer raise while no parameter has a gradient, since the step has run the update."""
     if refuse_empty_update not in optimizer._optimizer_step_pre_hooks.values():
         optimizer.register_step_pre_hook(refuse_empty_update)
 
 
 def refuse_empty_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """The hook of `refuse_empty_updates`.
+    """Raise before `step()` of an optimizer if no parameter has a gradient.
 
     Raises:
         RuntimeError: no parameter has a gradient.
@@ -103,11 +148,11 @@ def refuse_empty_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def warn_of_padded_norms(model: nn.Module, names: Iterable[str]) -> None:
-    """Warns of torch's norms of batches in a step of graphs: their means count the rows of padding.
+    """Warn of torch's batch norms in a step of graphs, since their means count padding rows.
 
     Args:
-        model: The captured model, in the mode that it runs in.
-        names: What its arguments are called.
+        model: The captured model, in the mode of the step.
+        names: The names of its arguments.
     """
     ours = {id(one._modules.get("module")) for one in model.modules() if type(one).__module__ == "popgeo.nn.norm"}
     norms = [(name, one) for name, one in model.named_modules() if isinstance(one, _BatchNorm) and one.training]
@@ -115,7 +160,7 @@ def warn_of_padded_norms(model: nn.Module, names: Iterable[str]) -> None:
     found = [name for name, one in others if id(one) not in ours]
     if found and not _OF_GRAPHS.isdisjoint(name.rpartition(".")[2] for name in names):
         warnings.warn(
-            f"{', '.join(found)} of the model takes means over all rows of a batch, padding too. Use "
+            f"{', '.join(found)} of the model takes means over all rows of a batch, padding included. Use "
             "popgeo.nn.BatchNorm with nodes_mask=, or popgeo.nn.convert_norms(model); "
             "popgeo.testing.check_padding_invariance tells whether padding matters.",
             stacklevel=2,
@@ -123,24 +168,24 @@ def warn_of_padded_norms(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def check_masks_of_loss(step: CapturedStep, arguments: Arguments, num_steps: int) -> None:
-    """Check that the loss of a training step leaves padding and sampled neighbors out, as far as its graph shows it.
+    """Check in the graph of a training step that the loss leaves out padding and sampled neighbors.
 
     Args:
         step: The captured step.
-        arguments: Those of a call, with the tensors of one micro-batch.
+        arguments: The arguments of a call, with the tensors of one micro-batch.
         num_steps: Micro-batches of a call.
 
     Raises:
-        ValueError: the model takes a batch with seeds, and its loss reads `train_mask` or its like instead of them.
+        ValueError: the batch has seeds, and the loss reads `train_mask` or a similar mask instead of `seeds_mask`.
 
     Warns:
-        UserWarning: the loss reads labels of all rows of a batch that has masks, and none of these.
+        UserWarning: the batch has masks, and the loss reads labels of all rows without a mask.
     """
     read = _read_by_loss(step)
     for batch in arguments.graph_data:
         if hasattr(type(batch), "refuse_names"):
             batch.refuse_names({path.rpartition(".")[2] for path in read}, ())
-    if _A_MASK in read or any("weight" in name for name in read):  # which may be 0 in padding
+    if _A_MASK in read or any("weight" in name for name in read):  # weights may be 0 for padding
         return
     rows = _padded_rows(arguments, num_steps)
     for (path, _), tensor in zip(leaves(arguments.structure), arguments.tensors, strict=True):
@@ -149,30 +194,31 @@ def check_masks_of_loss(step: CapturedStep, arguments: Arguments, num_steps: int
         if mask is None or path not in read or name in _NO_LABELS or (mask != "graphs_mask" and not is_label):
             continue
         if tensor.dtype in _WHOLE and bool((tensor[-1:] < 0).all()):
-            continue  # torch's losses leave such a class out
+            continue  # torch's losses ignore a negative class
         warnings.warn(
-            f"The loss reads all rows of {path}, those of padding too, and no mask. Use a loss of popgeo.nn, such as "
-            f"popgeo.nn.mse_loss(out, y, {mask}), with {mask}; or fill labels of padding with a class that torch "
-            "leaves out, as FixedSizeOptions(..., graph_pad_value=-100) does for graphs.",
+            f"The loss reads all rows of {path}, padding included, and no mask. Use a loss of popgeo.nn with {mask}, "
+            f"such as popgeo.nn.mse_loss(out, y, {mask}); or fill labels of padding with a class that torch ignores, "
+            "as FixedSizeOptions(..., graph_pad_value=-100) does for graphs.",
             stacklevel=2,
         )
 
 
 def _padded_rows(arguments: Arguments, num_steps: int) -> dict[int, str]:
-    """Return for each number of rows that includes padding the mask of these rows, as far as a call shows it."""
+    """Return the name of the mask for each number of rows that includes padding."""
     whole = [*arguments.graph_data, *([] if arguments.batch is None else [arguments.batch])]
     masks = [(name, store[name]) for batch in whole for store in batch.stores for name in _MASKS if name in store]
     found = {len(mask) // num_steps: name for name, mask in masks if bool(mask.any())}
     count = unflatten(arguments.structure, arguments.tensors).get("num_graphs")
-    if isinstance(count, int) and largest_graph.noted(arguments.tensors) is not None:  # a loader has made `batch`
+    if isinstance(count, int) and largest_graph.noted(arguments.tensors) is not None:  # a loader made the batch
         found[count] = "graphs_mask"
     return found
 
 
 def _read_by_loss(step: CapturedStep) -> set[str]:
-    """Return the arguments whose rows the loss depends on, and `_A_MASK` if one is boolean or a mask is made of them.
+    """Return the names of the arguments that the loss depends on row by row.
 
-    Weights count as an argument without a name: what depends on them is no mask.
+    `_A_MASK` is among them if an argument is boolean, or if a mask is computed from arguments alone. Weights count as
+    an argument without a name, so a boolean that depends on weights is not a mask.
     """
     graph = step.graph
     if step.loss is None or (loss := graph.outputs[step.loss]) is None:

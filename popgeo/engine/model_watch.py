@@ -1,4 +1,4 @@
-"""Notices what a compiled step has to follow in its model: memory that moved, and changes of what was captured."""
+"""Compares a model with its state at the capture: changed modules and attributes, and weights in other memory."""
 
 import copy
 import inspect
@@ -21,20 +21,20 @@ from popgeo.capture.pytree import SCALARS
 from popgeo.engine.same_objects import holds_the_same
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_FORWARD = operator.attrgetter("forward")  # a class may be given another
+_FORWARD = operator.attrgetter("forward")
 _HOOKS_OF_ALL = tuple(vars(torch_module)[f"_global{name}"] for name in _HOOKS)
 
 
 class ModelWatch:
-    """Knows what a model was like when its step was captured, and compares.
+    """A model's state at the capture, for comparison before each call.
 
-    Each call asks `is_as_seen`, which looks at identities and addresses that were gathered once. `changes` looks at
-    their meaning only if one of them differs.
+    `is_unchanged` compares identities and addresses that `look` gathered; each call asks it, so it must be fast. If one
+    of them differs, `needs_capture` compares the properties that decide the capture.
 
     Args:
         model: The captured model.
-        modes: Which submodules train in the step.
-        reads: The attributes that the capture has looked at, by submodule and name; None for all that there are.
+        modes: For each submodule, whether it trains in the step.
+        reads: The attributes that the capture read, by submodule and name; None for all attributes.
         trains: Whether the step trains the model.
     """
 
@@ -43,11 +43,11 @@ class ModelWatch:
     ) -> None:
         self.model, self._given_modes, self._reads, self._trains = model, modes, reads, trains
         self._has_warned = False
-        self._captured = dict(self._facts())
+        self._captured = dict(self._properties())
         self.look()
 
-    def is_as_seen(self) -> bool:
-        """Whether nothing of the model has been replaced, moved or set since the last look."""
+    def is_unchanged(self) -> bool:
+        """Return whether no part of the model was replaced, moved or set since the last look."""
         return (
             holds_the_same(self._tables, self._entries)
             and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
@@ -60,73 +60,20 @@ class ModelWatch:
             and types_around() == self._types
         )
 
-    def changes(self) -> list[str]:
-        """What decides the capture and is no longer as it was captured; none where weights have only moved."""
-        facts = dict(self._facts())
-        names = [*self._captured, *(name for name in facts if name not in self._captured)]
-        return [name for name in names if not holds_the_same(facts.get(name, ()), self._captured.get(name, ()))]
+    def needs_capture(self) -> bool:
+        """Return whether a property that decides the capture has changed; False if weights have only moved."""
+        return not holds_the_same(dict(self._properties()), self._captured)
 
     def has_moved(self) -> bool:
-        """Whether a weight or buffer is in other memory than at the last look."""
+        """Return whether a weight or buffer is in other memory than at the last look."""
         return self._addresses != [t.data_ptr() for t in (*self.model.parameters(), *self.model.buffers())]
 
-    def modes(self) -> Mapping[nn.Module, bool]:
-        """Return which submodules are to train, and warn once of a forward pass that trains on after `eval()`."""
-        if not self._trains and self._given_modes.get(self.model) and not self.model.training:
-            self._warn_of_mode()
-        return modes_now(self.model, self._given_modes)
-
-    def _warn_of_mode(self) -> None:
-        if not self._has_warned and any(isinstance(one, (_DropoutNd, _NormBase)) for one in self.model.modules()):
-            self._has_warned = True
-            warnings.warn(
-                "The model is in the mode of eval() now, and its compiled forward pass keeps that of train(), in which "
-                "it was compiled: dropout and norms continue as there. To switch it call eval() of the compiled step.",
-                stacklevel=2,
-            )
-
-    def _facts(self) -> Iterator[tuple[str, Any]]:
-        """All that decides the capture of the model, by name."""
-        modes = self.modes()
-        yield "autocast or the default type", types_around()
-        yield "hooks of all modules", [list(hooks.items()) for hooks in _HOOKS_OF_ALL]
-        for path, module in self.model.named_modules():
-            place = f"{path}." if path else ""
-            # PopTorch's programs find their model to be of a class that says which one it is instead of.
-            kind = vars(type(module)).get("__wrapped__", type(module))
-            yield path or "the model", (id(module), kind, inspect.getattr_static(kind, "forward", None))
-            yield f"{place}training", modes.get(module, module.training)
-            yield f"hooks of {path or 'the model'}", [list(getattr(module, hooks).items()) for hooks in _HOOKS]
-            yield from ((f"{place}{name}", _form(buffer)) for name, buffer in module._buffers.items())
-            for name, parameter in module._parameters.items():
-                yield f"{place}{name}", _form(parameter)
-                if self._trains and parameter is not None:
-                    yield f"{place}{name} itself", id(parameter)
-                    yield f"{place}{name}.requires_grad", parameter.requires_grad
-                    yield f"hooks of {place}{name}", [list(hooks.items()) for hooks in _hooks_of(parameter)]
-            for name in self._watched(path, module):
-                own = name in vars(module)
-                value = vars(module)[name] if own else inspect.getattr_static(type(module), name, None)
-                yield f"{place}{name}", _known(value)
-
-    def _watched(self, path: str, module: nn.Module) -> list[str]:
-        """Return names of the plain attributes that the capture looked at, or would have, had they been there.
-
-        An attribute of its class counts, since one of the submodule itself would take its place.
-        """
-        if self._reads is None:
-            of_class = [vars(one) for one in type(module).__mro__ if one not in nn.Module.__mro__]
-            plain = [name for own in of_class for name, value in own.items() if not hasattr(value, "__get__")]
-            return [name for name in dict.fromkeys([*vars(module), *plain]) if name not in OF_EVERY_MODULE]
-        tables = (module._parameters, module._buffers, module._modules)
-        return sorted(name for place, name in self._reads if place == path and not any(name in t for t in tables))
-
     def look(self) -> None:
-        """Gathers what `is_as_seen` compares, as it is now."""
+        """Gather the identities and addresses that `is_unchanged` compares."""
         modules = dict(self.model.named_modules())
         self._modules, self._types = list(modules.values()), types_around()
         self._kinds = list(map(type, self._modules))
-        # TorchScript's classes have a forward only for an instance.
+        # Classes of TorchScript have no `forward`; only their instances do.
         self._forwards = {kind: _FORWARD(kind) for kind in self._kinds if not issubclass(kind, torch.jit.ScriptModule)}
         tables = [t for one in modules.values() for t in (one._parameters, one._buffers, one._modules)]
         self._tensors = [*self.model.parameters(), *self.model.buffers()]
@@ -134,7 +81,7 @@ class ModelWatch:
         hooks = [*_HOOKS_OF_ALL, *(getattr(one, name) for one in modules.values() for name in _HOOKS)]
         hooks += [own for parameter in trainable for own in _hooks_of(parameter)]
         self._tables = [table for table in tables if isinstance(table, dict)] + [own for own in hooks if own]
-        watched = [(one, name) for path, one in modules.items() for name in self._watched(path, one)]
+        watched = [(one, name) for path, one in modules.items() for name in self._attributes(path, one)]
         values = [vars(one).get(name, getattr(type(one), name, None)) for one, name in watched]
         self._tables += [table for value in values for table in containers_in(value)]
         self._entries = [copy.copy(table) for table in self._tables]
@@ -145,21 +92,71 @@ class ModelWatch:
         self._holders: list[Any] = [holder for holder, _ in places]
         self._names, self._kept = [name for _, name in places], [holder.get(name) for holder, name in places]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        # Types, shapes, strides and requires_grad of all in one call.
+        # One call of torch compares types, shapes, strides and requires_grad of all tensors.
         sizes: Any = [list(tensor.size()) for tensor in self._tensors]
         strides: Any = [list(tensor.stride()) for tensor in self._tensors]
         self._forms = guards.TensorGuards(*self._tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         self._next_hook = RemovableHandle.next_id
 
+    def _properties(self) -> Iterator[tuple[str, Any]]:
+        """Yield each property that decides the capture of the model, with its name."""
+        modes = modes_now(self.model, self._given_modes)
+        self._warn_of_eval()
+        yield "autocast or the default type", types_around()
+        yield "hooks of all modules", [list(hooks.items()) for hooks in _HOOKS_OF_ALL]
+        for path, module in self.model.named_modules():
+            place = f"{path}." if path else ""
+            # PopTorch replaces the class of a model by a subclass that names the original in `__wrapped__`.
+            kind = vars(type(module)).get("__wrapped__", type(module))
+            yield path or "the model", (id(module), kind, inspect.getattr_static(kind, "forward", None))
+            yield f"{place}training", modes.get(module, module.training)
+            yield f"hooks of {path or 'the model'}", [list(getattr(module, hooks).items()) for hooks in _HOOKS]
+            yield from ((f"{place}{name}", _form(buffer)) for name, buffer in module._buffers.items())
+            for name, parameter in module._parameters.items():
+                yield f"{place}{name}", _form(parameter)
+                if self._trains and parameter is not None:
+                    yield f"{place}{name} itself", (id(parameter), parameter.requires_grad)
+                    yield f"hooks of {place}{name}", [list(hooks.items()) for hooks in _hooks_of(parameter)]
+            for name in self._attributes(path, module):
+                own = name in vars(module)
+                value = vars(module)[name] if own else inspect.getattr_static(type(module), name, None)
+                yield f"{place}{name}", _value_or_identity(value)
+
+    def _warn_of_eval(self) -> None:
+        """Warn once if `eval()` was called on the model of a forward pass that was compiled in training mode."""
+        is_evaluated = not self._trains and self._given_modes.get(self.model) and not self.model.training
+        if not is_evaluated or self._has_warned:
+            return
+        if any(isinstance(one, (_DropoutNd, _NormBase)) for one in self.model.modules()):
+            self._has_warned = True
+            warnings.warn(
+                "The model is in the mode of eval() now, and its compiled forward pass keeps that of train(), in which "
+                "it was compiled: dropout and norms act as in training. To switch it, call the step's eval().",
+                stacklevel=2,
+            )
+
+    def _attributes(self, path: str, module: nn.Module) -> list[str]:
+        """Return the names of a submodule's plain attributes that the capture read, or looked for and did not find.
+
+        An attribute of the class counts too, since an attribute of the instance would hide it.
+        """
+        if self._reads is None:
+            of_class = [vars(one) for one in type(module).__mro__ if one not in nn.Module.__mro__]
+            plain = [name for own in of_class for name, value in own.items() if not hasattr(value, "__get__")]
+            return [name for name in dict.fromkeys([*vars(module), *plain]) if name not in OF_EVERY_MODULE]
+        tables = (module._parameters, module._buffers, module._modules)
+        return sorted(name for place, name in self._reads if place == path and not any(name in t for t in tables))
+
 
 def modes_now(model: nn.Module, given: Mapping[nn.Module, bool]) -> Mapping[nn.Module, bool]:
-    """Return which submodules of a model train in its step: as they are now, in whatever order they were set.
+    """Return for each submodule whether it trains in the step.
 
-    While the model as a whole is in the other mode than its step, as during an evaluation, they are as before it.
+    Submodules keep their present modes, in whatever order these were set. While the whole model is in another mode than
+    its step, as during an evaluation, the modes of the step remain.
 
     Args:
         model: The model of a step.
-        given: Which submodules have trained in the step.
+        given: For each submodule, whether it has trained in the step so far.
     """
     if model.training != given.get(model, model.training):
         return given
@@ -167,7 +164,7 @@ def modes_now(model: nn.Module, given: Mapping[nn.Module, bool]) -> Mapping[nn.M
 
 
 def autocast_around() -> torch.dtype | None:
-    """The type in which torch computes here if that is safe; None where autocast is off.
+    """Return the type of the autocast around this call; None if autocast is off.
 
     Example:
         >>> with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -178,7 +175,7 @@ def autocast_around() -> torch.dtype | None:
 
 
 def types_around() -> tuple[torch.dtype | None, torch.dtype]:
-    """Return the types that torch computes in here: `autocast_around()`, and the default type of new tensors."""
+    """Return the type of the autocast around this call, and the default type of new tensors."""
     return autocast_around(), torch.get_default_dtype()
 
 
@@ -190,8 +187,8 @@ def _form(tensor: Tensor | None) -> Any:
     return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
-def _known(value: Any) -> Any:
-    """Return a number or a text itself, and everything else as the object that it is, with what it contains now."""
+def _value_or_identity(value: Any) -> Any:
+    """Return a number or text with its type, and the identity and present content of any other object."""
     if isinstance(value, SCALARS):
         return type(value), value
     return id(value), [copy.copy(table) for table in containers_in(value)]

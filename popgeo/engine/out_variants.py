@@ -1,4 +1,4 @@
-"""For each operation the function of torch that runs it fastest: into given memory where torch can."""
+"""Finds for each operation the function of torch that runs it fastest, into given memory if torch can."""
 
 import functools
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from popgeo.engine.fuse.chain import CHAIN
 from popgeo.engine.fuse.def_use import is_contiguous
 from popgeo.engine.fuse.prepared import PREPARED
 
-# What torch's functions take, though the schemas of the forms with `out` do not.
+# Torch's functions take a number here, though the schemas of their `out` overloads do not.
 _SCALAR_AS_TENSOR = {"aten.mul.Scalar", "aten.div.Scalar", "aten.add.Scalar", "aten.sub.Scalar"}
-# Written as one kernel although torch does not list it for the CPU.
+# One kernel writes it into given memory, although torch does not list that kernel for the CPU.
 _ALSO_INTO = {"aten::cat.out"}
 _NOT_CALLED = {Out.COPY: "{}.copy_({})", Out.ZEROS: "{}.fill_(0)", Out.ONES: "{}.fill_(1)", Out.NOTHING: ""}
 
 
 def has_fixed_place(graph: OpGraph, op: Op) -> bool:
-    """Whether the operation writes its results into memory that it is given."""
+    """Return whether the operation writes its results into given memory."""
     if op.target in PREPARED:
         return True
     if op.writes or graph.is_view(op):
@@ -29,9 +29,9 @@ def has_fixed_place(graph: OpGraph, op: Op) -> bool:
 
 
 def is_elementwise(op: Op) -> bool:
-    """Whether each element of the result depends on that element of the operands, so that it may overwrite one."""
+    """Return whether each result element depends only on its operands' elements, so that it may overwrite one."""
     if op.target in PREPARED:
-        return op.target == CHAIN  # which reads a block of elements before it writes there
+        return op.target == CHAIN  # a chain reads a block of elements before it writes the block
     if into(op.target) is None:
         return False
     return op.target in _SCALAR_AS_TENSOR or _is_pointwise(op.target)
@@ -44,13 +44,13 @@ def _is_pointwise(target: str) -> bool:
 
 @functools.cache
 def plain(target: str) -> Callable[..., Any]:
-    """The function that returns new tensors."""
+    """Return torch's function for an operation that returns new tensors."""
     return overload(target)._op  # type: ignore[attr-defined]
 
 
 @functools.cache
 def returns_list(target: str) -> bool:
-    """Whether an operation returns a list of tensors, also if there is only one.
+    """Return whether an operation returns a list of tensors, even of one tensor.
 
     Example:
         >>> returns_list("aten.unbind.int"), returns_list("aten.relu.default")
@@ -62,15 +62,16 @@ def returns_list(target: str) -> bool:
 
 @functools.cache
 def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-    """The function that writes into given tensors, and the names of those arguments; else None."""
+    """Return the function that writes into given tensors, and the names of its output arguments; None without one."""
     namespace, name, _ = target.split(".")
     if namespace != "aten":
         return None
     out = operation_of(target).out
     if out is Out.RESIZES:
         return None
+    own: Any = getattr(torch._C._VariableFunctions, name, None)  # other code may have replaced the name in `torch`
     if target in _SCALAR_AS_TENSOR:
-        return _bound(name), ("out",)
+        return own, ("out",)
     functional = overload(target)._schema  # type: ignore[attr-defined]
     packet = getattr(torch.ops.aten, name)
     for other in packet.overloads():
@@ -82,14 +83,14 @@ def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
             continue
         names = tuple(arg.name for arg in outs)
         is_bound = out is Out.BINDING and names == ("out",)
-        return _bound(name) if is_bound else getattr(packet, other)._op, names
+        return own if is_bound else getattr(packet, other)._op, names
     return None
 
 
 def into_place(graph: OpGraph, op: Op) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-    """As `into`, but None if the kernel may write row after row and a result does not lie so in memory.
+    """Return `into`, or None if the kernel may ignore the strides of the given memory and a result is not contiguous.
 
-    Some of torch's kernels, such as softmax and pooling, ignore the strides of the memory that they are given.
+    Softmax, pooling and some other kernels of torch write contiguous rows whatever the strides are.
     """
     found = into(op.target)
     by_rows = found is not None and op.target not in _SCALAR_AS_TENSOR and not _is_pointwise(op.target)
@@ -97,16 +98,11 @@ def into_place(graph: OpGraph, op: Op) -> tuple[Callable[..., Any], tuple[str, .
 
 
 def copy_or_fill(op: Op) -> str | None:
-    """The line for an operation that is no more than a copy or a fill: braces for the result, and for the operand.
+    """Return the source line of a copy or a fill, with braces for the result and the operand; None for others.
 
-    Empty if there is nothing to do; None for other operations.
+    The line is empty if there is nothing to do.
     """
     return _NOT_CALLED.get(operation_of(op.target).out)
-
-
-def _bound(name: str) -> Callable[..., Any]:
-    """Torch's own function, whatever others have put in `torch` under its name."""
-    return getattr(torch._C._VariableFunctions, name)
 
 
 def _arguments(schema: Any, without: list[Any]) -> list[tuple[str, str]]:
@@ -115,5 +111,5 @@ def _arguments(schema: Any, without: list[Any]) -> list[tuple[str, str]]:
 
 
 def _is_real(name: str) -> bool:
-    """Whether it has a kernel of its own; the others compute as usual and copy the result."""
+    """Return whether the CPU has a kernel that writes into given memory; torch computes and copies for the others."""
     return name in _ALSO_INTO or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")

@@ -1,6 +1,6 @@
-"""Products of matrices by the compiled library: twice as fast as torch's with AMD's AVX-512, a little faster with AVX2.
+"""Matrix products by the compiled library: twice as fast as torch with AMD's AVX-512, a little faster with AVX2.
 
-A row of a result is the same whatever the other rows hold, for any number of threads, and with AVX2 as with AVX-512.
+A row of the result does not depend on the other rows, on the number of threads, or on AVX2 against AVX-512.
 """
 
 import struct
@@ -15,15 +15,15 @@ from popgeo.native import library
 
 TARGETS = "aten.mm.default", "aten.addmm.default", "aten.bmm.default"
 # Outside these limits torch is faster.
-_LARGE = 1 << 18  # elements of a matrix, which torch cuts into more and smaller blocks
-_SMALL = 512  # terms of all elements of a product
-_NARROW = 4  # columns, which leave most of a vector empty
-_FEW = 16  # rows, for which it does not pay to lay a matrix out again
+_LARGE = 1 << 18  # elements of a matrix; torch cuts larger ones into more and smaller blocks
+_SMALL = 512  # multiplications of a product
+_NARROW = 4  # columns; fewer leave most of a vector register empty
+_FEW = 16  # rows; for fewer, copying a transposed matrix takes too long
 _pack = struct.Struct("20q").pack
 
 
 def prepare_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
-    """The call of a product whose result has a place; None if torch's own is called."""
+    """Return the call of a product whose result has a place; None if torch's function is faster or needed."""
     multiplies = library.function("popgeo_multiplies", "", "q")
     native = library.packed("popgeo_multiply") if multiplies is not None and multiplies() else None
     operands = [arg.value for arg in op.args if isinstance(arg, Ref)]
@@ -43,7 +43,7 @@ def prepare_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Pr
         if late or num_threads not in calls:
             places = {**tensors, **dict(zip(late, given, strict=True))}
             known, out = [places[v] for v in operands], tensors[made]
-            # Late, a layout may differ from that of the capture.
+            # The layout of an operand of this run may differ from the captured layout.
             if not _is_served([one.shape for one in (*known, out)], [one.stride() for one in (*known, out)]):
                 known = [one.contiguous() for one in known]
             calls[num_threads] = _packed([*known, out], num_threads)
@@ -53,10 +53,15 @@ def prepare_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Pr
 
 
 def _is_served(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]) -> bool:
-    """Whether the library reads operands of these shapes and strides, and writes such a result."""
+    """Return whether the library takes operands and a result of these shapes and strides, faster than torch.
+
+    Args:
+        shapes: Shapes of the addend if there is one, the two factors, and the result.
+        strides: Strides of the same tensors.
+    """
     (*_, num_rows, num_inner), (*_, num_columns) = shapes[-3:-1]
     (*_, a_rows, a_inner), (*_, b_columns), (*_, out_columns) = strides[-3:]
-    first = shapes[0] if len(shapes) == 4 else (num_columns,)  # what an addmm adds: a row, or a matrix
+    first = shapes[0] if len(shapes) == 4 else (num_columns,)  # the addend of addmm: a row, or a matrix
     adds_rows = first[-1:] == (num_columns,) and first[:-1] in ((), (1,), (num_rows,)) and strides[0][-1] == 1
     return (
         num_columns >= _NARROW
@@ -70,7 +75,7 @@ def _is_served(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]
 
 
 def _packed(tensors: Sequence[Tensor], num_threads: int) -> bytes:
-    """The structure of products.h, for operands and the result."""
+    """Return the structure of products.h for the operands and the result."""
     *first, a, b, out = tensors
     (num_rows, num_inner), num_columns = a.shape[-2:], b.shape[-1]
     a_inner = 1 if num_inner == 1 else a.stride(-1)

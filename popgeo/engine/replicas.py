@@ -1,4 +1,4 @@
-"""Which replicas run in this process, what each keeps to itself, and how their gradients meet those of others."""
+"""The replicas of this process, the state of each replica, and the exchange of gradients between processes."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from popgeo.ops.collective_ops import names_lost_process
 
 @dataclass(frozen=True)
 class Replicas:
-    """The share of the replicas that this process runs.
+    """The replicas that this process runs.
 
     Attributes:
         local: Numbers of the replicas of this process.
-        world_size: How many processes share them.
+        world_size: Number of processes that share all replicas.
     """
 
     local: tuple[int, ...]
@@ -27,13 +27,13 @@ class Replicas:
 
     @classmethod
     def of_this_process(cls, replication_factor: int) -> "Replicas":
-        """Deals replicas out to the processes of `torch.distributed`, one after the other, if that is initialised.
+        """Return the replicas of this process, dealt out in turn to the processes of `torch.distributed`.
 
-        Process `rank` gets replicas `rank`, `rank + world_size`, and so on: a loader that deals its batches out in the
-        same way gives each replica the batches that it has where a single process runs all of them.
+        Process `rank` gets replicas `rank`, `rank + world_size`, and so on. With a loader that deals its batches out in
+        the same way, each replica gets the same batches as in a single process.
 
         Raises:
-            ValueError: they cannot be divided evenly.
+            ValueError: the processes cannot share the replicas evenly.
 
         Example:
             >>> Replicas.of_this_process(4).local
@@ -50,10 +50,10 @@ class Replicas:
         return cls(tuple(range(rank, replication_factor, world)), world)
 
     def add_up(self, gradients: Sequence[Tensor]) -> None:
-        """Adds the gradients of all processes, in place.
+        """Add the gradients of all processes, in place.
 
         Raises:
-            RuntimeError: another process has gone.
+            RuntimeError: another process has died.
         """
         if self.world_size > 1:
             with names_lost_process("add up gradients"):
@@ -61,10 +61,10 @@ class Replicas:
                     dist.all_reduce(gradient)
 
     def hand_on(self, divided: Sequence[Tensor]) -> None:
-        """Gives every process the parts of flat tensors that the others have updated, in place.
+        """Exchange the parts of flat tensors that each process has updated, in place.
 
         Raises:
-            RuntimeError: another process has gone.
+            RuntimeError: another process has died.
         """
         if self.world_size > 1 and divided:
             with names_lost_process("hand on updated weights"):
@@ -73,27 +73,28 @@ class Replicas:
                         dist.broadcast(tensor[part_of(tensor.numel(), rank, self.world_size)], src=rank)
 
     def share_weights(self, tensors: Sequence[Tensor]) -> None:
-        """Gives every process the weights of the first.
+        """Copy the weights of the first process to all processes.
 
         Raises:
-            RuntimeError: another process has gone.
+            RuntimeError: another process has died.
         """
         if self.world_size > 1:
             with names_lost_process("share weights"):
                 for tensor in tensors:
-                    once = tensor.detach()[tuple(slice(None if step else 1) for step in tensor.stride())]  # if expanded
-                    dense = once.contiguous()  # of a strided view, gloo sends what lies in between, too
+                    # One element of each expanded dimension.
+                    once = tensor.detach()[tuple(slice(None if step else 1) for step in tensor.stride())]
+                    dense = once.contiguous()  # of a strided view, gloo would also send the bytes in between
                     dist.broadcast(dense, src=0)
                     once.copy_(dense)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReplicaState:
-    """What a replica keeps from call to call next to the weights, which all of them share.
+    """The state of a replica between calls; all replicas share the weights.
 
     Attributes:
         generator: Source of its random numbers.
-        buffers: Its own copies of the buffers that the step changes, by name; a single replica has the module's own.
+        buffers: Copies of the buffers that the step changes, by name. A single replica uses the module's buffers.
     """
 
     generator: torch.Generator
@@ -101,12 +102,12 @@ class ReplicaState:
 
     @classmethod
     def of(cls, replica: int, seed: int | None) -> "ReplicaState":
-        """Return the state of a replica that begins.
+        """Return the initial state of a replica.
 
         Args:
-            replica: Its number. Replica 0 draws what eager code draws, and each other one has a stream of its own.
-            seed: The seed of all streams. None lets replica 0 draw from torch's own generator, and takes the others'
-                streams from that generator's seed.
+            replica: Number of the replica. Replica 0 draws the numbers of eager code; the others have other streams.
+            seed: Seed of all streams. None lets replica 0 draw from torch's own generator, whose seed also determines
+                the streams of the others.
         """
         if seed is None:
             if replica == 0:
@@ -123,12 +124,12 @@ class ReplicaState:
         return self.generator is torch.default_generator
 
     def copy_buffers(self, module: nn.Module, names: Sequence[str]) -> None:
-        """Takes a module's buffers of these names, and of those that the replica has, as they are now."""
+        """Copy a module's buffers of these names, and update the buffers that the replica already has."""
         buffers = dict(module.named_buffers())
         self.buffers.update({name: buffers[name].clone() for name in (*names, *self.buffers)})
 
     def show(self, module: nn.Module) -> dict[str, Tensor]:
-        """Gives a module the replica's buffers; those of the module, if the replica has any of its own."""
+        """Copy the replica's buffers to a module; return the module's buffers if the replica has its own."""
         buffers = dict(module.named_buffers()) if self.buffers else {}
         for name, tensor in self.buffers.items():
             buffers[name].copy_(tensor)
@@ -136,28 +137,33 @@ class ReplicaState:
 
     @contextlib.contextmanager
     def lent_to(self, module: nn.Module) -> Iterator[None]:
-        """Lets a module have the replica's buffers for a while, and takes what becomes of them."""
+        """Copy the replica's buffers to a module for the time of a block, and copy their new values back."""
         buffers = self.show(module)
         yield
         for name, tensor in self.buffers.items():
             tensor.copy_(buffers[name])
 
     def restore(self, generator: Tensor, buffers: dict[str, Any], module: nn.Module) -> None:
-        """Goes on from what a checkpoint holds: where its own generator was, and all the buffers of the replica's own.
+        """Continue from a checkpoint.
 
-        In another mode the step may leave buffers alone that were the replica's own.
+        The replica takes all buffers of the checkpoint, even those that the step in its present mode does not change.
+
+        Args:
+            generator: State of the replica's generator.
+            buffers: Values of the replica's buffers, by name.
+            module: The module, which has buffers of these names.
         """
-        if not self.draws_as_torch:  # `resume.restore_torchs_generator` sets that one, once
+        if not self.draws_as_torch:  # `resume.restore_torchs_generator` sets torch's own generator, once
             self.generator.set_state(generator)
         places = dict(module.named_buffers())
         self.buffers.update({name: places[name].clone().copy_(tensor) for name, tensor in buffers.items()})
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Whether a parameter is this process's own part of a larger one, marked by an attribute `is_sharded`.
+    """Return whether a parameter is this process's shard of a larger parameter, marked by an attribute `is_sharded`.
 
-    Processes share neither its weights nor its gradients; whatever they exchange is up to the model, in both
-    directions, and the gradient that arrives is that of the sum of all processes' losses.
+    The engine does not exchange weights or gradients of shards. The model exchanges values in its forward and backward
+    passes, so a shard's gradient already belongs to the sum of all processes' losses.
 
     Example:
         >>> import torch
@@ -170,22 +176,22 @@ def is_sharded(parameter: Tensor) -> bool:
 
 
 def refuse_shared_statistics(model: nn.Module, replicas: int) -> None:
-    """Refuses norms whose statistics are of all replicas, where each runs alone.
+    """Check that no norm shares its statistics among replicas, since each replica runs alone.
 
     Raises:
-        ValueError: the model has one, and there are several replicas.
+        ValueError: the model has a SyncBatchNorm, and there are several replicas.
     """
     synced = [name for name, one in model.named_modules() if isinstance(one, nn.SyncBatchNorm)]
     if synced and replicas > 1:
         raise ValueError(
             f"{', '.join(synced)} would share its statistics among {replicas} replicas, each of which runs alone "
-            "between two updates. Use BatchNorm1d, whose statistics are a replica's own, a norm within each graph, or "
+            "between two updates. Use BatchNorm1d, which keeps statistics per replica, a norm within each graph, or "
             "replication_factor=1 and larger micro-batches. A plan (ipu.estimate, ipu.pipeline) has its exchange."
         )
 
 
 def part_of(numel: int, number: int, parts: int) -> slice:
-    """Which of that many elements belong to a part; parts are as equal as can be.
+    """Return the elements of part `number` if `numel` elements are divided into parts as equal as possible.
 
     Example:
         >>> [part_of(10, number, 3) for number in range(3)]

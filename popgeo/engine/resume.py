@@ -1,4 +1,4 @@
-"""How a training run is saved and resumed, as if it had never stopped."""
+"""Saves a training run and resumes it as if it had never stopped."""
 
 import os
 from collections.abc import Mapping
@@ -15,78 +15,84 @@ from popgeo.engine.step_runner import StepRunner
 from popgeo.torch_archive import read_format, write_format
 
 _KIND, _VERSION = "checkpoint", 4
-# What a content that was crafted to fit its checksum raises if it is something else.
-_UNLIKE = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+# Errors of a file with a valid checksum whose content does not fit.
+_MISFIT = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    """Writes tensors and numbers to a file that is, at any moment, the old one or the new one."""
+    """Write tensors and numbers to a file; a process killed meanwhile leaves the old file."""
     write_format(path, content, _KIND, _VERSION)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `save_checkpoint` wrote, in this version or in one from before there were seals; nothing in the file is run.
+    """Read a file of `save_checkpoint`, also of versions without a checksum; nothing in the file is executed.
 
     Raises:
-        ValueError: the file is not such a checkpoint, or it is damaged.
+        ValueError: the file is not a checkpoint of popgeo, or it is damaged.
     """
     return read_format(path, _KIND, _VERSION)
 
 
 def require_replicas(content: Mapping[str, Any], replicas: Replicas) -> None:
-    """Refuses a checkpoint whose replicas are not the replicas of this process.
+    """Check that a checkpoint belongs to the replicas of this process.
 
     Raises:
-        ValueError: it was written by a process that ran others.
+        ValueError: a process with other replicas wrote it.
     """
     held = content.get("replicas")
     if held != list(replicas.local):
         raise ValueError(
             f"The checkpoint holds replicas {held}, this process runs {list(replicas.local)}. "
-            "Start as many replicas and processes as before, and let each process keep a file of its own."
+            "Start as many replicas and processes as before, and give each process its own file."
         )
 
 
 def restore_weights(
     content: Mapping[str, Any], model: nn.Module, optimizer: Optimizer | None, path: str | os.PathLike[str]
 ) -> None:
-    """Gives a model and its optimizer what a checkpoint holds of them.
+    """Load weights and optimizer state from the content of a checkpoint.
+
+    Args:
+        content: The content of the checkpoint.
+        model: The model, which changes in place.
+        optimizer: The optimizer, which changes in place; None for a forward pass.
+        path: Path of the file, for messages.
 
     Raises:
         ValueError: the model has other weights, or the optimizer other groups.
     """
     try:
         model.load_state_dict(content["model"])
-    except _UNLIKE as error:
+    except _MISFIT as error:
         raise ValueError(f"{path} does not fit the model: {error}") from error
     if optimizer is not None and "optimizer" in content:
         try:
             optimizer.load_state_dict(content["optimizer"])
             restore_types(optimizer, content["optimizer"])
-        except _UNLIKE as error:
+        except _MISFIT as error:
             raise ValueError(f"{path} does not fit the optimizer: {error}") from error
 
 
 def restore_torchs_generator(content: Mapping[str, Any]) -> None:
-    """Set torch's own generator to where it was when a checkpoint was taken, if replica 0 drew from it there.
+    """Set torch's own generator to its state in a checkpoint, if the checkpoint has replica 0, which draws from it.
 
     Raises:
-        ValueError: the checkpoint holds something else.
+        ValueError: the checkpoint contains no state of a generator.
     """
     if content["replicas"][0] == 0 and "generators" in content:
         try:
             torch.default_generator.set_state(content["generators"][0])
-        except _UNLIKE as error:
-            raise ValueError(f"The checkpoint holds no random numbers of torch: {error}.") from error
+        except _MISFIT as error:
+            raise ValueError(f"The checkpoint contains no state of torch's generator: {error}.") from error
 
 
 def restore_run(content: Mapping[str, Any], runner: StepRunner | CudaGraphRunner) -> None:
-    """Goes on with the random numbers, the buffers and the count of updates that a checkpoint of its replicas holds.
+    """Restore random numbers, buffers and the count of updates from a checkpoint.
 
     Raises:
-        ValueError: it holds others.
+        ValueError: the checkpoint does not fit the step.
     """
     try:
         runner.restore(content)
-    except _UNLIKE as error:
+    except _MISFIT as error:
         raise ValueError(f"The checkpoint does not fit the step: {error}. Load one of this model.") from error

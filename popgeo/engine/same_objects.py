@@ -1,4 +1,4 @@
-"""Compares nests that hold tensors as fast as Python compares lists: tensors are compared by identity."""
+"""Compares nested lists and dictionaries at the speed of Python's own `==`, with tensors compared by identity."""
 
 from typing import Any
 
@@ -7,25 +7,25 @@ from torch.overrides import TorchFunctionMode, _pop_mode
 
 
 class _IdentityComparison(TorchFunctionMode):
-    """While it compares two tensors cannot be compared, so that only the same tensor counts as equal to itself.
+    """A mode of torch in which `==` of two tensors raises, so that a tensor equals only itself.
 
-    An interrupt right after it has been entered leaves it behind. Then it compares nothing, lets everything through,
-    and goes at the next comparison.
+    An interrupt right after the mode was entered can leave it active. It then changes nothing, since `comparing` is
+    False, and the next comparison removes it.
     """
 
     comparing = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.comparing:
-            raise ValueError("Two tensors are neither equal nor unequal.")
+            raise ValueError("Tensors are compared by identity here.")
         return func(*args, **(kwargs or {}))
 
 
 def holds_the_same(one: Any, other: Any) -> bool:
-    """Whether two nests of lists and dictionaries hold the same tensors, and next to them what is equal.
+    """Return whether two nests of lists and dictionaries hold the same tensor objects and equal other values.
 
-    Python looks at identity first and at equality only if that fails, all in C; two tensors of one element would
-    pass for the same there if they were compared.
+    Python's `==` compares identity first and equality only after that, all in C. The mode makes equality of tensors
+    fail; without it, two different tensors of one element could count as equal.
 
     Example:
         >>> import torch

@@ -1,7 +1,8 @@
-"""Models whose weights lie in shards, as `popgeo.nn.parallel` makes them: how many, and the model of some of them.
+"""Models with sharded weights, such as the layers of `popgeo.nn.parallel`.
 
-A module says so by `num_shards`, of which it holds `num_local`, and by a method `local_parts(num_local)`, which gives
-for each cut parameter how many shards, in its first dimensions, a process or an IPU has that holds that many of them.
+A sharded module has the attributes `num_shards`, the number of all shards, and `num_local`, the number of its shards
+here. Its method `local_parts(num_local)` returns for each sharded parameter the sizes of its first dimensions on a
+process or an IPU that holds `num_local` shards.
 """
 
 import contextlib
@@ -12,35 +13,35 @@ from torch import nn
 
 
 def num_shards(model: object) -> int:
-    """How many shards a model's weights lie in; 1 if none are cut.
+    """Return the number of shards of a model's weights; 1 without sharded modules.
 
     Raises:
-        ValueError: they lie in different numbers of shards.
+        ValueError: the modules have different numbers of shards.
     """
     counts = {module.num_shards: name for name, module in _cut_modules(model)}
     if len(counts) > 1:
         named = " and ".join(f"{name} in {count}" for count, name in sorted(counts.items()))
-        raise ValueError(f"Layers lie in different numbers of shards, {named}; cut all of them into as many.")
+        raise ValueError(f"Layers have different numbers of shards, {named}. Give all layers the same number.")
     return next(iter(counts), 1)
 
 
 def require_all(model: object) -> None:
-    """Refuses to train a model here that holds some of its shards only.
+    """Check that a model to train holds all of its shards.
 
     Raises:
-        ValueError: it does.
+        ValueError: a module holds only some of its shards.
     """
     for name, module in _cut_modules(model):
         if module.num_local < module.num_shards:
             raise ValueError(
-                f"{name} holds {module.num_local} of its {module.num_shards} shards, the rest are in other processes. "
+                f"{name} holds {module.num_local} of its {module.num_shards} shards; other processes hold the rest. "
                 "A compiled step trains all shards in one process; train the part of a model with plain PyTorch."
             )
 
 
 @contextlib.contextmanager
 def only_first(model: object, num_local: int) -> Iterator[None]:
-    """Leaves a model its first shards meanwhile, as one IPU or process holds them. Nothing is copied."""
+    """Reduce a model to its first shards for the time of a block, as on one IPU or process; nothing is copied."""
     whole = []
     try:
         for _, module in _cut_modules(model):

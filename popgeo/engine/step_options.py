@@ -1,4 +1,4 @@
-"""The options of a run: the one declaration, which `popgeo.ipu.Options` extends by those of the simulated machine."""
+"""The options of a compiled step; `popgeo.ipu.Options` extends them by options of the simulated machine."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -14,7 +14,7 @@ _PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class OutputMode(Enum):
-    """Which of the steps inside one call return their results."""
+    """The choice of the steps inside one call that return their results."""
 
     ALL = "all"
     FINAL = "final"
@@ -23,7 +23,7 @@ class OutputMode(Enum):
 
 
 class Reduction(Enum):
-    """How gradients of micro-batches and replicas become one."""
+    """The way to combine gradients of micro-batches and replicas."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -32,42 +32,45 @@ class Reduction(Enum):
 @names_arguments
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How a compiled step runs; change one option with `dataclasses.replace`.
+    """The options of a compiled step; change one option with `dataclasses.replace`.
 
     One call of a compiled step takes tensors whose first dimension is `batch_factor` times that of one micro-batch,
     laid out as device iterations, then accumulation steps, then replicas, then the micro-batch itself.
 
     Attributes:
-        device_iterations: Steps (with an update each, when training) that one call runs.
-        replication_factor: Data-parallel copies of the model; each takes its own micro-batch of every step.
-        gradient_accumulation: Micro-batches whose gradients one update joins.
-        reduction: Whether gradients of micro-batches and replicas are averaged or summed.
-        output_mode: Which steps return their results; None is `final` when training and `all` otherwise.
-        output_period: With `every_n`, the last of each that many steps is returned.
-        random_seed: Where dropout starts; None takes torch's own seed when the model is compiled.
-        num_threads: Threads of a call here; None lets each step find out by measuring its calls, up to torch's own
-            number. torch's matrix products may differ in the last bit with it: tell a number where every bit counts.
-        loss_scaling: The loss is multiplied by it before the backward pass and gradients are divided by it after,
-            which keeps small float16 gradients from vanishing. `"dynamic"` or a `LossScaling` lets it follow the
-            gradients: updates with infinity or NaN are left out, and the scale falls; else it grows.
-        accumulation_dtype: The type in which gradients of float16 and bfloat16 weights are joined and scaled; float32
-            works updates out in float32, too. None is the weights' own, or float32 if one of the next three is set.
-        optimizer_state_dtype: The type of the optimizer's state (momentum, squares). Updates of float16 weights are
-            then worked out in float32. None does what torch does, all of it in the type of the weights.
-        master_weights: The optimizer keeps float16 weights in float32 too, and updates those, in float32.
-        stochastic_rounding: Updates of float16 weights are worked out in float32, and the new weights (and state of a
-            narrower type) are rounded up or down at random so that the expectation is right. Nothing else is.
-        max_grad_norm: Gradients of one update are scaled down to this 2-norm over all parameters; None leaves them.
-        shard_optimizer_state: Each replica keeps a part of the optimizer's state: it gets its part of the summed
-            gradients, updates that part of the weights and hands it on. Replicas of one process share the whole state,
-            which it holds once anyway; of several processes each holds its part. Results are the same, but for the
-            random numbers of stochastic_rounding, of which each process then draws its own.
-        floating_point_exceptions: Stop at the first operation whose result holds NaN or infinity, and name it. Slower.
-        cache_dir: Folder in which compiled steps are kept, so that a second start skips the capture; None keeps none.
-        show_progress: Show a progress bar while compiling takes longer than a second.
+        device_iterations: Steps of one call; in training, each has its own update. Default: 1.
+        replication_factor: Data-parallel copies of the model; each takes its own micro-batch of every step. Default: 1.
+        gradient_accumulation: Micro-batches per update. Default: 1.
+        reduction: Whether gradients of micro-batches and replicas are averaged or summed. Default: averaged.
+        output_mode: Steps that return their results. Default: `final` in training, `all` otherwise.
+        output_period: In the mode `every_n`, the last step of each period returns its results. Default: 1.
+        random_seed: Seed of dropout and other random numbers. Default: torch's own generator.
+        num_threads: Threads of a call. Default: each step measures its calls to find the fastest number, at most
+            torch's. Torch's matrix products may differ in the last bit between numbers, so fix it if every bit counts.
+        loss_scaling: Factor of the loss before the backward pass; gradients are divided by it afterwards. It keeps
+            small float16 gradients from becoming 0. With `"dynamic"` or a `LossScaling`, updates with infinity or NaN
+            are skipped and lower the factor, and finite updates raise it. Default: 1.
+        accumulation_dtype: Type in which gradients of float16 and bfloat16 weights are added and scaled; float32
+            computes updates in float32, too. Default: the type of the weights, or float32 if one of the next three
+            options is set.
+        optimizer_state_dtype: Type of the optimizer's state (momentum, squares). Updates of float16 weights are
+            then computed in float32. Default: the type of the weights, as in torch.
+        master_weights: Keep a float32 copy of float16 weights, and update it in float32. Default: False.
+        stochastic_rounding: Compute updates of float16 weights in float32, and round new weights (and state of a
+            narrower type) up or down at random so that the mean is right. Default: False.
+        max_grad_norm: Largest 2-norm of an update's gradients over all parameters; larger gradients are scaled down.
+            Default: no limit.
+        shard_optimizer_state: Each process keeps a part of the optimizer's state, updates that part of the weights and
+            sends it to the others. Results are the same, except that with stochastic_rounding each process draws its
+            own random numbers. Default: False.
+        floating_point_exceptions: Stop at the first operation whose result contains NaN or infinity, and name it. This
+            is slower. Default: False.
+        cache_dir: Folder for compiled steps, from which a second start reads them instead of capturing again. Default:
+            none.
+        show_progress: Show a progress bar if compiling takes longer than a second. Default: True.
 
     Raises:
-        ValueError: a count is below 1, a number is not positive, a mode is unknown, or two choices exclude each other.
+        ValueError: a count is below 1, a number is not positive, a mode is unknown, or two options exclude each other.
 
     Example:
         >>> StepOptions(device_iterations=3, gradient_accumulation=2).batch_factor
@@ -113,49 +116,49 @@ class StepOptions:
         owner = type(self).__name__
         if self.master_weights and self.stochastic_rounding:
             raise ValueError(
-                f"{owner} asks for master_weights and for stochastic_rounding. Master weights lose nothing that "
-                "rounding at random could keep; choose one."
+                f"{owner} has both master_weights and stochastic_rounding. Master weights already lose nothing by "
+                "rounding; choose one of the two."
             )
         if isinstance(self.loss_scaling, LossScaling) and self.floating_point_exceptions:
             raise ValueError(
-                f"{owner}.floating_point_exceptions stops at the first infinity, which a dynamic loss_scaling has to "
-                "meet in order to fall. Choose a constant loss_scaling, or leave the exceptions out."
+                f"{owner}.floating_point_exceptions stops at the first infinity, but a dynamic loss_scaling needs "
+                "infinite gradients in order to fall. Choose a constant loss_scaling, or leave the exceptions out."
             )
         if self.output_mode is OutputMode.EVERY_N and self.steps_per_call % self.output_period:
             raise ValueError(
                 f"{owner}.output_period is {self.output_period}, but a call runs {self.steps_per_call} steps "
-                "(device_iterations x gradient_accumulation). Choose a period that divides them."
+                "(device_iterations x gradient_accumulation). Choose a period that divides this number."
             )
 
     @property
     def steps_per_call(self) -> int:
-        """Micro-batches that each replica takes in one call."""
+        """Micro-batches of each replica in one call."""
         return self.device_iterations * self.gradient_accumulation
 
     @property
     def batch_factor(self) -> int:
-        """How many micro-batches one call takes in all."""
+        """Micro-batches of all replicas in one call."""
         return self.steps_per_call * self.replication_factor
 
     @property
     def constant_loss_scaling(self) -> float | None:
-        """The scale of the loss if it is constant; None if it follows the gradients."""
+        """The scale of the loss; None if it is dynamic."""
         return self.loss_scaling if isinstance(self.loss_scaling, int | float) else None
 
     @property
     def gradient_divisor(self) -> float:
-        """What the sum of an update's gradients is divided by, next to a scale of the loss that is not constant."""
+        """The divisor of an update's summed gradients, without a dynamic scale of the loss."""
         joined = self.gradient_accumulation * self.replication_factor
         scale = self.constant_loss_scaling
         return (1.0 if scale is None else scale) * (joined if self.reduction is Reduction.MEAN else 1)
 
     def chosen_output_mode(self, *, trains: bool) -> OutputMode:
-        """The mode asked for; without one, what the last step returns when training, and all otherwise."""
+        """Return the output mode; its default is `FINAL` in training and `ALL` otherwise."""
         default = OutputMode.FINAL if trains else OutputMode.ALL
         return default if self.output_mode is None else cast(OutputMode, self.output_mode)
 
     def _settle(self, name: str, value: object) -> None:
-        """Gives a field its final form while the options are made."""
+        """Set a field of the frozen options while they are created."""
         object.__setattr__(self, name, value)
 
     def _refuse(self, name: str, what: str) -> NoReturn:

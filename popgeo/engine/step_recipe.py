@@ -1,4 +1,4 @@
-"""What is to be compiled, how, and for which machine next to this computer; the engine itself knows none."""
+"""The recipe of a compiled step, and the interface of a machine that it may be compiled for."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -22,30 +22,30 @@ from popgeo.engine.step_options import StepOptions
 
 
 def plain_optimizer(optimizer: Any) -> Optimizer:
-    """Return what was given if it is an optimizer, and of accelerate's wrapper the optimizer that it wraps.
+    """Return an optimizer of torch: the argument, or the optimizer inside accelerate's wrapper.
 
     Raises:
-        ValueError: it is no optimizer, or wraps one in a way that a compiled step would lose.
+        ValueError: the argument is not an optimizer, or its wrapper has settings that a compiled step would ignore.
     """
     kind = type(optimizer)
     if kind.__module__ == "accelerate.optimizer":
         steps = optimizer.gradient_state.num_steps
         if steps != 1:
             raise ValueError(
-                f"The accelerator has gradient_accumulation_steps={steps}, which is lost in a compiled step: it "
-                f"updates in each call. Leave it out and pass options=StepOptions(gradient_accumulation={steps})."
+                f"The accelerator has gradient_accumulation_steps={steps}, but a compiled step updates in each call. "
+                f"Leave it out and pass options=StepOptions(gradient_accumulation={steps})."
             )
         if optimizer.scaler is not None:
             raise ValueError(
-                "The accelerator scales the loss for float16, which is lost in a compiled step. Leave out "
+                "The accelerator scales the loss for float16, but a compiled step does not use its scaler. Leave out "
                 "mixed_precision and pass options=StepOptions(loss_scaling='dynamic')."
             )
         return plain_optimizer(optimizer.optimizer)
     if isinstance(optimizer, Optimizer) and hasattr(optimizer, "param_groups"):
         if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
             raise ValueError(
-                f"{kind.__name__} has not called torch.optim.Optimizer.__init__, so its hooks and its state "
-                "are not known. Call it there, or pass the optimizer that it wraps."
+                f"{kind.__name__} has not called torch.optim.Optimizer.__init__, so it has no hooks and no state. Call "
+                "it in __init__, or pass the optimizer that it wraps."
             )
         return optimizer
     given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
@@ -55,21 +55,21 @@ def plain_optimizer(optimizer: Any) -> Optimizer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recipe:
-    """All that a compiled step knows before it sees the arguments of a call.
+    """The inputs of a compiled step, except for the arguments of a call.
 
     Attributes:
-        function: The function to capture: a module, or a function of tensors.
-        optimizer: Over parameters of the module; None for a forward pass.
-        options: How often a call repeats the step, and what it returns.
-        backend: What runs it.
-        learning_rate: The rate of each update, counted from 0, instead of the optimizer's own.
-        autocast: The type that the forward pass computes in if that is safe.
-        machine: What else the step is compiled for; None for this computer alone.
-        modes: Which submodules train; as they do now when left out.
+        function: The module, or the function of tensors, to capture.
+        optimizer: An optimizer over parameters of the module. Default: none, for a forward pass.
+        options: How often a call repeats the step, and which results it returns.
+        backend: The executor of the step. Default: this library's.
+        learning_rate: Learning rate of each update, counted from 0. Default: the optimizer's own.
+        autocast: Type of the forward pass for operations in which it is safe. Default: the type of the weights.
+        machine: A machine that plans and accounts for the step. Default: none; the step runs on this computer alone.
+        modes: For each submodule, whether it trains. Default: its present mode.
 
     Raises:
-        ValueError: the backend does not serve what is asked for, the module lies elsewhere, or a forward pass is to
-            accumulate gradients; or `optimizer` is not an optimizer of torch.
+        ValueError: the backend does not support the options, the module is on another device, a forward pass has
+            gradient accumulation, or `optimizer` is not an optimizer of torch.
     """
 
     function: Callable[..., Any]
@@ -87,7 +87,7 @@ class Recipe:
             raise ValueError(f"options is a {kind}; pass popgeo.StepOptions(device_iterations=...) or the like.")
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast is {self.autocast}; it is torch.bfloat16, torch.float16 or None.")
-        signature_of(self.function)  # which refuses a model of torch.compile
+        signature_of(self.function)  # raises for a model of torch.compile
         if not self.modes:
             object.__setattr__(self, "modes", {part: part.training for part in self.module.modules()})
         if self.optimizer is None and self.options.gradient_accumulation != 1:
@@ -97,67 +97,63 @@ class Recipe:
             )
         if self.optimizer is not None:
             object.__setattr__(self, "optimizer", plain_optimizer(self.optimizer))
-        device_of(self.module, self.backend)  # which refuses a module that lies elsewhere
+        device_of(self.module, self.backend)  # raises for a module on another device
         require_served(self.backend, self.options)
         if self.backend is Backend.CUDA and self.optimizer is not None:
             check_capturable(self.optimizer)
 
     @cached_property
     def module(self) -> nn.Module:
-        """The function, if it is a module; an empty one otherwise."""
+        """The function if it is a module; otherwise an empty module."""
         return self.function if isinstance(self.function, nn.Module) else nn.Module()
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """How the function is called."""
+        """The signature of the function."""
         return signature_of(self.function)
 
     @property
     def name(self) -> str:
-        """That of the function, or of the module's class."""
+        """The name of the function, or of the module's class."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
 class StepPlan(Protocol):
-    """How a machine would run a captured step, and what that costs there."""
+    """A machine's plan of a captured step, with its cost."""
 
     @property
     def staging(self) -> Staging | None:
-        """The stages in which the step runs, here too; None if it runs as a whole."""
+        """The stages in which the step runs, on this computer too; None if it runs as a whole."""
 
     @property
     def pipeline(self) -> Any:
-        """The account of the stages.
-
-        Raises:
-            ValueError: the step runs as a whole.
-        """
+        """The account of the stages; a step that runs as a whole raises a ValueError."""
 
     def require_fit(self) -> None:
-        """Refuses a step that the machine has no room for."""
+        """Raise an error if the step does not fit in the machine's memory."""
 
     def report(self, run: Mapping[str, Any]) -> Any:
-        """The account of the step, with what this computer did for it, by the names of `BoundStep.figures`."""
+        """Return the account of the step, with the figures of this computer from `BoundStep.figures`."""
 
 
 class StepMachine(Protocol):
-    """A machine that steps are compiled for: it may refuse a step, cut it into stages, and it accounts for it."""
+    """A machine that steps are compiled for: it rejects a step, or cuts it into stages and accounts for its cost."""
 
     def capturing(self) -> AbstractContextManager[Any]:
-        """What surrounds each capture of a model for it."""
+        """Return a context for each capture of a model for this machine."""
 
     def what_decides(self, optimizer: Optimizer | None) -> list[object]:
-        """What decides whether a step fits next to the capture itself, since a kept step has passed that."""
+        """Return everything besides the capture that decides whether a step fits, as part of a cached step's key."""
 
     def plan(self, recipe: Recipe, arguments: Arguments, step: CapturedStep, update: Update | None) -> StepPlan:
-        """How the machine would run a captured step.
+        """Plan a captured step.
 
         Args:
-            recipe: The captured step; its module is in the modes of the step.
-            arguments: Those of one micro-batch.
-            step: Its operations.
+            recipe: The recipe of the step; its module is in the modes of the step.
+            arguments: The arguments of one micro-batch.
+            step: The captured operations.
             update: The optimizer's update; None for a forward pass.
 
         Raises:
-            ValueError: the step cannot be cut as it is asked for.
+            ValueError: the step cannot be cut into the stages of the options.
         """

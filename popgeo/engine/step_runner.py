@@ -1,4 +1,4 @@
-"""Runs the micro-batches of a call in order: device iterations, accumulation, replicas, updates."""
+"""Runs the micro-batches of a call in order: device iterations, accumulation steps, replicas, updates."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import SET_STATE
@@ -24,7 +24,7 @@ from popgeo.engine.pipeline.random_draws import drawing_from
 from popgeo.engine.pipeline.run_round import RoundRunner
 from popgeo.engine.pipeline.staging import StagePart, Staging
 from popgeo.engine.replicas import Replicas, ReplicaState
-from popgeo.engine.step_recipe import Recipe
+from popgeo.engine.step_options import StepOptions
 from popgeo.engine.threads import ThreadChoice
 from popgeo.plain_surroundings import plain_surroundings
 
@@ -35,59 +35,62 @@ class StepRunner:
     """A captured step with its weights, the buffers of each replica and random numbers.
 
     Args:
-        recipe: The model, whose parameters and buffers change in place, and how often a call repeats its step.
-        step: What to run.
-        update: Applies gradients; None for inference.
-        replicas: Which of the replicas run here.
-        staging: How the step is cut into stages; None runs it as a whole.
+        model: The model; its parameters and buffers change in place.
+        options: How often a call repeats the step, and which results it returns.
+        backend: The backend that runs one micro-batch.
+        step: The captured operations of one micro-batch.
+        update: The optimizer's update; None for a forward pass.
+        replicas: The replicas that run in this process.
+        staging: The cut of the step into stages. Default: the step runs as a whole.
 
     Attributes:
-        update: As given.
-        replicas: As given.
-        replica_states: What each of them keeps.
-        threads: With how many threads calls run.
+        update: See the argument.
+        replicas: See the argument.
+        replica_states: Random numbers and buffers of each replica.
+        threads: The number of threads of each call.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
+        model: nn.Module,
+        options: StepOptions,
+        backend: Backend,
         step: CapturedStep,
         update: Update | None,
         replicas: Replicas,
         staging: Staging | None = None,
     ) -> None:
-        options, self._model = recipe.options, recipe.module
-        self._options, self._backend, self._staging = options, recipe.backend, staging
+        self._model, self._options, self._backend, self._staging = model, options, backend, staging
         self._step = step if staging is None else step.expanded
         self.update, self.replicas = update, replicas
         self.threads = ThreadChoice(options.num_threads)
         self._mode = options.chosen_output_mode(trains=update is not None)
-        # Micro-batches between two updates; without updates those of a whole call.
+        # Micro-batches of each replica between two updates; for a forward pass, in a whole call.
         self._round = options.device_iterations if update is None else options.gradient_accumulation
         arguments = step.graph.inputs_of(Role.ARGUMENT)
         self._row_indices = [position for position, given in enumerate(arguments) if given in step.row_indices]
         self._written = [position for position, given in enumerate(arguments) if given in step.written]
         self.replica_states = [ReplicaState.of(replica, options.random_seed) for replica in replicas.local]
-        self._followed: int | None = torch.initial_seed()
+        self._seed_in_use: int | None = torch.initial_seed()
         seeds_itself = any(op.target == SET_STATE for op in step.graph.ops)
         has_own_streams = not all(state.draws_as_torch for state in self.replica_states)
-        self._follows = has_own_streams and options.random_seed is None and not seeds_itself
+        self._follows_seed = has_own_streams and options.random_seed is None and not seeds_itself
         self.reset_buffers()
         if update is not None:
             update.share_seed(replicas)
         self.bind()
 
     def bind(self) -> None:
-        """Binds the step to the memory in which the weights are now."""
+        """Bind the step to the present memory of the weights."""
         if self.update is not None:
             self.update.follow_memory()
         self._usual: Runner | None = None
         self._careful: Runner | None = None
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The results of one call, joined as the output mode says; arguments that the model changes are changed.
+        """Run one call and return its results, joined as the output mode says.
 
-        Denormal numbers count as zeros meanwhile.
+        Arguments that the model changes in place are changed. Denormal numbers count as zeros during the call.
 
         Raises:
             ValueError: an argument that the model changes shares memory with another tensor of the step.
@@ -98,7 +101,7 @@ class StepRunner:
         try:
             with self.threads, flushed:
                 return self._run(tensors)
-        except BaseException:  # an interrupt may come just where a block is left, before that has put things back
+        except BaseException:  # an interrupt may have stopped the end of a `with` block before it restored the state
             flushed.end()
             torch.set_num_threads(threads)
             torch._C._set_grad_enabled(differentiates)
@@ -107,9 +110,10 @@ class StepRunner:
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         options, count = self._options, len(self.replica_states)
         runner, factor = self._runner_for(tensors), options.steps_per_call * count
-        if runner.draws_random_numbers and self._follows:
+        if runner.draws_random_numbers and self._follows_seed:
             self._follow_seed()
-        inputs = [micro_batch(tensors, number, factor) for number in range(factor)]  # replica by replica of each step
+        # Replica by replica within each step.
+        inputs = [micro_batch(tensors, number, factor) for number in range(factor)]
         results = CallResults(self._mode, options.output_period, options.steps_per_call)
         try:
             for first in range(0, options.steps_per_call, self._round):
@@ -117,38 +121,38 @@ class StepRunner:
                 if self.update is not None:
                     self.update.apply(self.replicas)
         finally:
-            self.replica_states[0].show(self._model)  # once the results that may be buffers have been copied
+            self.replica_states[0].show(self._model)  # after results that may be buffers were copied
         return results.join()
 
     def _follow_seed(self) -> None:
-        """Starts the replicas' own streams again if `torch.manual_seed` was called since the last call.
+        """Restart the random streams of the replicas if `torch.manual_seed` was called since the last call.
 
-        A seed from which nothing has been drawn shows it. Where no replica draws from torch's own generator, one number
-        is drawn from it, so that the next call shows, too.
+        A generator from which nothing was drawn since it was seeded shows such a call. If no replica draws from torch's
+        own generator, this draws one number from it, so that a later call of `manual_seed` is visible too.
         """
         own = torch.default_generator
         seed = own.initial_seed()
         if torch.equal(own.get_state(), torch.Generator().manual_seed(seed).get_state()):
             for replica, state in zip(self.replicas.local, self.replica_states, strict=True):
-                if seed != self._followed and not state.draws_as_torch:
+                if seed != self._seed_in_use and not state.draws_as_torch:
                     state.generator.set_state(ReplicaState.of(replica, seed).generator.get_state())
-            self._followed = None
+            self._seed_in_use = None
             if not self.replica_states[0].draws_as_torch:
                 torch.rand(())
 
     def _run_round(self, runner: Runner, inputs: Sequence[Sequence[Tensor]], results: CallResults, first: int) -> None:
-        """Runs the micro-batches of each replica, one after the other, or in the order of the stages.
+        """Run the micro-batches up to the next update: one after the other, or in the order of the stages.
 
         Args:
-            runner: What runs them.
-            inputs: The tensors of each micro-batch of the call, replica by replica of each step.
-            results: Those of the call.
-            first: Which step of the call is the round's first.
+            runner: Runs one micro-batch, or a round of stages.
+            inputs: The tensors of each micro-batch of the call, replica by replica within each step.
+            results: Collects the results of the call.
+            first: The number of the round's first step within the call.
         """
         count, states = len(self.replica_states), self.replica_states
 
         def take(number: int, replica: int, made: Sequence[Tensor | None]) -> None:
-            """Keeps what a micro-batch of the round returns, and changes the arguments that the model changes."""
+            """Keep the results of a micro-batch, and write changed arguments back to the caller's tensors."""
             returned = self._step.num_returned
             if results.wants(first + number):
                 results.add(first + number, replica, [tensor for tensor in made[:returned] if tensor is not None])
@@ -181,12 +185,12 @@ class StepRunner:
                     self.update.accumulate(first=number == 0 and replica == 0)
 
     def _run_in_order(self, graph: OpGraph, given: Sequence[Tensor]) -> None:
-        """Run a micro-batch one operation after the other, as eager code does, on copies of weights and buffers."""
+        """Run a micro-batch in the order of eager code, on copies of weights and buffers."""
         state = {one: tensor.detach().clone() for one, tensor in self._state().items()}
         GraphRunner(graph, state, joins=False).run(given)
 
     def reset_buffers(self) -> None:
-        """Gives every replica the module's buffers, if there are several replicas to keep apart."""
+        """Copy the module's buffers to every replica; a single replica uses the module's own buffers."""
         if len(self.replica_states) == 1:
             return
         graph = self._step.graph
@@ -196,7 +200,7 @@ class StepRunner:
             state.copy_buffers(self._model, names)
 
     def run_state(self) -> dict[str, Any]:
-        """Random numbers, buffers and the count of updates, as a checkpoint keeps them for the replicas here."""
+        """Return random numbers, buffers and the count of updates of the replicas in this process."""
         return {
             **({} if self.update is None else self.update.state()),
             "buffers": [state.buffers for state in self.replica_states if state.buffers],
@@ -205,48 +209,48 @@ class StepRunner:
         }
 
     def restore(self, content: Mapping[str, Any]) -> None:
-        """Goes on from what `run_state` returned."""
+        """Continue from the result of `run_state`."""
         buffers = content["buffers"] or [{} for _ in self.replica_states]
         for state, generator, own in zip(self.replica_states, content["generators"], buffers, strict=True):
             state.restore(generator, own, self._model)
-        self._followed = torch.initial_seed()  # a seed that was set before is that of the run before
+        self._seed_in_use = torch.initial_seed()  # a seed set before belongs to the previous run
         if self.update is not None and "num_updates" in content:
             self.update.restore(content)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of parameters and buffers, gradients and optimizer state, and of the buffers of further replicas."""
+        """Bytes of parameters, buffers, gradients and optimizer state, and of the buffers of further replicas."""
         held = [*self._model.parameters(), *self._model.buffers()]
         held += [] if self.update is None else self.update.tensors()
         held += [tensor for state in self.replica_states[1:] for tensor in state.buffers.values()]
         return sum(tensor.nbytes for tensor in held)
 
     def how_it_runs(self) -> str:
-        """What is joined into single calls, and with how many threads it runs, in words."""
+        """Return a text: the loss scale, the fused operations and the number of threads."""
         picked = self.threads.picked
         threads = "" if picked is None else f"{picked} thread{'s' if picked > 1 else ''}"
         scale = "" if self.loss_scale is None else str(self.loss_scale)
-        return ", ".join(part for part in (scale, *self.usual.joined(), threads) if part)
+        return ", ".join(part for part in (scale, *self.usual.describe(), threads) if part)
 
     @property
     def loss_scale(self) -> LossScale | None:
-        """The scale of the loss, if it follows the gradients."""
+        """The dynamic scale of the loss; None if it is constant."""
         return None if self.update is None else self.update.scale
 
     @property
     def usual(self) -> Runner:
-        """Runs the step; its operations are joined and given their memory when it is first asked for."""
+        """The runner of the captured operations; its first access fuses them and allocates memory."""
         if self._usual is None:
             self._usual = self._bound(self._step.graph)
         return self._usual
 
     def program_for(self, tensors: Sequence[Tensor]) -> tuple[OpGraph, list[StagePart]]:
-        """The operations that run for these inputs, and the parts in which they run; none if they run as a whole."""
+        """Return the operations that run for these inputs, and their parts; no parts if the step runs as a whole."""
         runner = self._runner_for(tensors)
         return runner.graph, runner.parts if isinstance(runner, RoundRunner) else []
 
     def _runner_for(self, tensors: Sequence[Tensor]) -> Runner:
-        """Row numbers below zero count from the end, which only the operations as they were captured know."""
+        """Return the runner for these inputs; negative row numbers need operations that count them from the end."""
         if not any(tensors[i].numel() and int(tensors[i].min()) < 0 for i in self._row_indices):
             return self.usual
         if self._careful is None:
@@ -254,9 +258,9 @@ class StepRunner:
         return self._careful
 
     def _state(self) -> dict[Input, Tensor]:
-        """Return what the graph reads next to its arguments."""
-        scale = None if self.update is None else self.update.scale
-        return {**module_state(self._model), **({} if scale is None else {LOSS_SCALE: scale.tensor})}
+        """Return the graph's inputs that are not arguments: parameters, buffers and the loss scale."""
+        scale = {} if self.loss_scale is None else {LOSS_SCALE: self.loss_scale.tensor}
+        return {**module_state(self._model), **scale}
 
     @plain_surroundings()
     def _bound(self, graph: OpGraph) -> Runner:

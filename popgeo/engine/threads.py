@@ -1,34 +1,35 @@
-"""Finds out by measuring with how many threads a step is fastest, and notices when that changes."""
+"""Measures which number of threads makes a step fastest, and adapts when that changes."""
 
 import time
 from collections.abc import Callable
 
 import torch
 
-# A step as short as this has nothing to share out: each parallel region costs it several microseconds.
+# A shorter step gains nothing from threads: each parallel region costs several microseconds.
 _SHORTEST_SECONDS = 2e-3
-# More threads must win by this factor, since they take cores from whatever else runs.
+# More threads must be faster by this factor, since they take cores from other processes.
 _WORTH = 1.1
-# What a call may cost more than expected before another number is tried at once.
+# A call that is slower than expected by this factor starts a trial of another number.
 _TOLERATED = 1.15
-# The share of the time that trying other numbers again may cost.
+# Largest share of the time for repeated trials of other numbers.
 _SHARE_FOR_TRIALS = 0.02
 _TRIALS = 2
 
 
 class ThreadChoice:
-    """The number of threads that each call of a step runs with, as a block; afterwards the caller's number is back.
+    """A context that sets the number of threads for a call of a step, and restores the caller's number after it.
 
-    The first call is not measured, since it touches all memory for the first time. Then one thread is tried, then two,
-    four and so on up to torch's number, as long as each is faster than the one before. A number whose calls become
-    slower than expected is left at once; the others are tried again as rarely as the time they cost allows.
+    The first call is not measured, since it touches all memory for the first time. The next calls try one thread, then
+    two, four and so on up to torch's number, as long as each number is faster than the previous one. If calls become
+    slower than expected, another number is tried at once. Otherwise other numbers are tried again so rarely that this
+    costs a small share of the time.
 
-    torch's own matrix products may differ in the last bit with the number of threads; those of the library's
-    kernels never do. Where every bit must come again, tell the number.
+    Torch's matrix products may differ in the last bit with the number of threads; the kernels of this library do not.
+    Choose a fixed number if every bit must be reproducible.
 
     Args:
-        number: How many each call takes; None finds out by measuring.
-        clock: Seconds, like `time.perf_counter`.
+        number: Number of threads of each call. Default: the fastest number, found by measuring.
+        clock: Function that returns seconds. Default: `time.perf_counter`.
 
     Example:
         >>> choice = ThreadChoice(number=1)
@@ -41,14 +42,14 @@ class ThreadChoice:
         self._fixed, self._clock = number, clock
         self._most = 0
         self._warm = False
-        self._seconds: dict[int, float] = {}  # by number of threads, as last measured
-        self._trials: list[int] = []  # the numbers of the calls to come that are tried
+        self._seconds: dict[int, float] = {}  # last measured time of each number of threads
+        self._trials: list[int] = []  # numbers of threads to try in the next calls
         self._since_trial = 0.0
         self._cost_of_trial = 0.0
 
     @property
     def picked(self) -> int | None:
-        """The number that calls run with now; None if it is not known yet."""
+        """The present number of threads of a call; None while numbers are being tried."""
         if self._fixed is not None:
             return self._fixed
         if self._most == 1:
@@ -76,7 +77,7 @@ class ThreadChoice:
             self._watch(self._number, seconds)
 
     def _next(self, most: int) -> int:
-        """The number for the coming call, where the caller has allowed `most`."""
+        """Return the number of threads of the next call, at most `most`."""
         if most != self._most:
             self._most, self._seconds = most, {}
             self._trials = [1] * _TRIALS
@@ -88,14 +89,14 @@ class ThreadChoice:
         one = self._seconds.get(1, seconds)
         self._cost_of_trial = max(seconds - min(self._seconds.values()), 0.0)
         if seconds > _TOLERATED * one:
-            self._trials = []  # no second call of what has cost that much
+            self._trials = []  # a number that is so slow needs no second trial
         following = min(2 * number, self._most)
         is_worth = not self._trials and self._best() == number and one >= _SHORTEST_SECONDS
         if is_worth and following not in self._seconds:
             self._trials = [following] * _TRIALS
 
     def _watch(self, number: int, seconds: float) -> None:
-        """Follows what calls cost, and tries something else if they become slow, or where a trial is due."""
+        """Note the time of a call, and start a trial if calls become slow or a trial is due."""
         self._since_trial += seconds
         if number > 1 and seconds > _TOLERATED * self._seconds[1]:
             self._seconds = dict.fromkeys([n for n in self._seconds if n > 1], seconds)

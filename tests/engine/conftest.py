@@ -12,7 +12,7 @@ from tests.support.fake_cuda import FakeCuda
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """A fake of torch.cuda behind the door, over models and tensors of the processor."""
+    """Replace `torch.cuda` by a fake over models and tensors of the processor."""
     fake = FakeCuda()
     for module in (step_recipe, cuda_graph):
         monkeypatch.setattr(module, "device_of", lambda model, backend: torch.device("cpu"))

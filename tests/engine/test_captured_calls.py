@@ -1,4 +1,4 @@
-"""Calls of a step that is captured as a CUDA graph, worked by hand: results, updates, captures, streams, refusals."""
+"""Calls of a step that is captured as a CUDA graph: results, updates, captures, streams and refusals, by hand."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.support.fake_cuda import FakeCuda
 
 
 class Slope(nn.Module):
-    """Sums over rows, and a loss whose gradient is the mean of what is given."""
+    """Sums over rows, and a loss whose gradient is the mean of the argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,15 +102,15 @@ def test_three_runs_are_eager_and_one_after_each_move_of_the_weights(cuda: FakeC
         return repr(step)
 
     assert (
-        "backend cuda, 0 calls, micro-batches a call: 1, eager so far, 3 more to go, 2.1 MB of inputs in one copy, "
+        "backend cuda, 0 calls, micro-batches per call: 1, eager so far, 3 more to go, 2.1 MB of inputs in one copy, "
         in repr(step)
     )
     assert (
-        "1 call, micro-batches a call: 1, eager so far, 2 more to go, 2.1 MB of inputs in one copy"
+        "1 call, micro-batches per call: 1, eager so far, 2 more to go, 2.1 MB of inputs in one copy"
         in told_after_a_call()
     )
     model.weight.data = model.weight.data.clone()  # before anything is captured this changes nothing
-    assert "2 calls, micro-batches a call: 1, eager so far, 1 more to go" in told_after_a_call()
+    assert "2 calls, micro-batches per call: 1, eager so far, 1 more to go" in told_after_a_call()
     assert "eager so far, 0 more to go" in told_after_a_call()
     assert "one CUDA graph, captured once, 2.1 MB of inputs in one copy" in told_after_a_call()
     assert "one CUDA graph, captured once" in told_after_a_call()
@@ -120,7 +120,7 @@ def test_three_runs_are_eager_and_one_after_each_move_of_the_weights(cuda: FakeC
     assert [graph.replays for graph in cuda.graphs] == [2, 1]
     step.reset()
     assert model.weight.data_ptr() == moved.data_ptr()  # nothing of the captured step holds it
-    assert "backend cuda, not compiled yet, micro-batches a call: 1)" in repr(step)
+    assert "backend cuda, not compiled yet, micro-batches per call: 1)" in repr(step)
 
 
 def test_eager_runs_and_the_capture_are_in_order_with_what_is_queued(cuda: FakeCuda):
@@ -237,12 +237,12 @@ def test_of_a_long_error_the_first_line_is_told(cuda: FakeCuda, monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"random_seed": 0}, r"does not serve random_seed\. .* leave it out; torch\.manual_seed seeds a GPU\.$"),
-        ({"loss_scaling": "dynamic"}, r"does not serve a loss_scaling that is not constant\. .* or leave it out\.$"),
-        ({"accumulation_dtype": torch.float32}, r"does not serve accumulation_dtype\."),
-        ({"optimizer_state_dtype": torch.bfloat16}, r"does not serve optimizer_state_dtype\."),
-        ({"master_weights": True}, r"does not serve master_weights\."),
-        ({"stochastic_rounding": True}, r"does not serve .*stochastic_rounding\."),
+        ({"random_seed": 0}, r"does not support random_seed\. .* leave it out; torch\.manual_seed seeds a GPU\.$"),
+        ({"loss_scaling": "dynamic"}, r"does not support a loss_scaling that is not constant\. .* or leave it out\.$"),
+        ({"accumulation_dtype": torch.float32}, r"does not support accumulation_dtype\."),
+        ({"optimizer_state_dtype": torch.bfloat16}, r"does not support optimizer_state_dtype\."),
+        ({"master_weights": True}, r"does not support master_weights\."),
+        ({"stochastic_rounding": True}, r"does not support .*stochastic_rounding\."),
     ],
     ids=str,
 )
@@ -270,7 +270,7 @@ def test_a_step_on_a_gpu_keeps_nothing_that_a_checkpoint_could_hold(cuda: FakeCu
     step(torch.ones(4, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"Save the state_dict of the model and of the optimizer"):
         step.save(tmp_path / "never")
-    with pytest.raises(ValueError, match="A step on a GPU keeps nothing of its own"):
+    with pytest.raises(ValueError, match="A step on a GPU has no random numbers"):
         step.load(tmp_path / "never")
-    with pytest.raises(ValueError, match=r"backend='cuda' does not serve cache_dir"):
+    with pytest.raises(ValueError, match=r"backend='cuda' does not support cache_dir"):
         compile_forward(nn.Linear(1, 1), backend="cuda", options=StepOptions(cache_dir=tmp_path))

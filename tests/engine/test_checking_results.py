@@ -1,4 +1,4 @@
-"""What the check of results takes for an error, and what it does not."""
+"""Results that the check of floating-point exceptions refuses, and results that it accepts."""
 
 import pytest
 import torch

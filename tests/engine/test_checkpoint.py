@@ -1,4 +1,4 @@
-"""Training that was stopped goes on as if it had not been."""
+"""Training that was stopped continues as if it had never stopped."""
 
 import signal
 import subprocess

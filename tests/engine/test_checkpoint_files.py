@@ -1,4 +1,4 @@
-"""What a checkpoint holds, what is taken from it, and which files are refused."""
+"""The content of a checkpoint, its use, and the files that are refused."""
 
 import random
 
@@ -13,7 +13,7 @@ from popgeo.ipu import Options, inference_model, training_model
 
 
 class Harmful:
-    """Runs code where it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __reduce__(self):
         return (setattr, (Harmful, "has_run", True))

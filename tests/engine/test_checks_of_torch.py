@@ -1,4 +1,4 @@
-"""What torch refuses by its own checks is refused by a compiled program, a kept step and a file, too."""
+"""Errors of torch's own checks also come from a compiled program, a cached step and a file."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_what_torch_refuses_is_refused_when_compiled(name):
 
 
 class OfItsOwn(nn.Module):
-    """Checks what it holds: a buffer, or a constant of its `forward`."""
+    """A model that checks its own tensors: a buffer, or a constant of its `forward`."""
 
     def __init__(self, classes: Tensor, is_buffer: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The function that is written for a graph computes what its operations say, and holds nothing longer than needed."""
+"""The function that is generated for a graph computes its operations, and frees each value after its last use."""
 
 import weakref
 

@@ -1,4 +1,4 @@
-"""The door for other hardware: the same training from each backend, and what is refused at it."""
+"""Every backend trains alike, and wrong arguments are refused."""
 
 import copy
 import shutil
@@ -19,7 +19,7 @@ needs_compiler = pytest.mark.skipif(not any(COMPILERS), reason="inductor needs a
 
 
 class Net(nn.Module):
-    """Batch norm, dropout and a loss beside other results."""
+    """Batch norm, dropout, and a loss among other results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def make_net() -> tuple[Net, torch.optim.Optimizer, Net, torch.optim.Optimizer]:
 
 
 def train_both(step: CompiledStep, twin: Net, optimizer: torch.optim.Optimizer, autocast: torch.dtype | None) -> None:
-    """Six steps of both, dropout drawn from the same seed, losses compared."""
+    """Train six steps compiled and eager, with the same seed of dropout, and compare the losses."""
     x = torch.randn(6, 16, 3, generator=torch.Generator().manual_seed(1))
     torch.manual_seed(7)
     losses = [step(x=one, y=one.sum(1, keepdim=True))["loss"] for one in x]
@@ -155,11 +155,11 @@ def test_reset_takes_other_shapes_and_keeps_weights():
         ({"autocast": torch.int8}, r"autocast is torch\.int8; it is torch\.bfloat16"),
         ({"optimizer": "Adam"}, r"optimizer is a str; pass one over the model's parameters, torch\.optim\.Adam\("),
         ({"optimizer": torch.optim.SGD}, r"optimizer is the class SGD; pass one over the model's parameters, SGD\("),
-        ({"optimizer": None}, r"compiled by popgeo\.compile_forward"),
+        ({"optimizer": None}, r"To compile a forward pass alone, call popgeo\.compile_forward"),
         ({"model": len}, r"model is a builtin_function_or_method"),
         (
             {"options": popgeo.Options(replication_factor=2), "backend": "inductor"},
-            r"does not serve replication_factor",
+            r"does not support replication_factor",
         ),
         ({"options": popgeo.Options(floating_point_exceptions=True), "backend": "inductor"}, r"floating_point_exc"),
         ({"options": StepOptions(device_iterations=3)}, r"must be a multiple of 3"),

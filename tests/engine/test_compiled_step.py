@@ -1,4 +1,4 @@
-"""A compiled step of the processor's: how it is called, what it says of itself, what it holds, what it refuses."""
+"""A compiled step on the processor: its calls, its description, its state and its errors."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from popgeo.engine.step_options import StepOptions
 
 
 class Line(nn.Module):
-    """A slope that is trained, one that is frozen, and one that the optimizer does not hold."""
+    """A trained slope, a frozen one, and one that the optimizer does not hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def line_step(**given: object) -> tuple[Line, CompiledStep]:
 def test_a_step_is_called_trains_what_the_optimizer_holds_and_says_so():
     x, y = torch.full((4,), 2.0), torch.zeros(4)
     model, step = line_step()
-    assert repr(step) == "CompiledStep(Line: training, backend cpu, not compiled yet, micro-batches a call: 1)"
+    assert repr(step) == "CompiledStep(Line: training, backend cpu, not compiled yet, micro-batches per call: 1)"
     assert (step.calls, step.compile_seconds, step.loss_scale) == (0, 0.0, None)
     assert step.compile(y=y, x=x) is step
     assert 0 < step.compile_seconds < 600
@@ -61,7 +61,7 @@ def test_a_step_is_called_trains_what_the_optimizer_holds_and_says_so():
     held = model.trained.data_ptr()
     step.reset()
     assert model.trained.data_ptr() == held  # it is its owner's, before and after
-    assert repr(step) == "CompiledStep(Line: training, backend cpu, not compiled yet, micro-batches a call: 1)"
+    assert repr(step) == "CompiledStep(Line: training, backend cpu, not compiled yet, micro-batches per call: 1)"
     step(torch.full((5,), 2.0), torch.zeros(5))
     assert model.trained.item() == -0.5
 
@@ -124,17 +124,17 @@ def test_all_tensors_lie_on_the_processor(backend):
     assert device_of(nn.BatchNorm1d(2), Backend(backend)) == torch.device("cpu")
     name = Backend(backend).value
     message = (
-        rf"^The model lies on meta, and backend='{name}' runs on cpu\. Call model\.to\('cpu'\) before the optimizer is "
+        rf"^The model is on meta, and backend='{name}' runs on cpu\. Call model\.to\('cpu'\) before the optimizer is "
         r"made, or pass backend='cuda'\.$"
     )
     with pytest.raises(ValueError, match=message):
         compile_forward(nn.Linear(1, 1, device="meta"), backend=backend)
-    with pytest.raises(ValueError, match=r"^The model lies on cpu, meta, and"):
+    with pytest.raises(ValueError, match=r"^The model is on cpu, meta, and"):
         device_of(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta")), Backend(backend))
 
 
 def on(*devices: str) -> SimpleNamespace:
-    """What a model shows of where its tensors lie, for devices that this machine may not have."""
+    """Return a stand-in for a model on devices that this machine may not have."""
     tensors = [SimpleNamespace(device=torch.device(device)) for device in devices]
     return SimpleNamespace(parameters=lambda: tensors[:1], buffers=lambda: tensors[1:])
 
@@ -143,10 +143,10 @@ def test_a_captured_step_lies_on_one_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert device_of(on("cuda:1", "cuda:1"), Backend.CUDA) == torch.device("cuda:1")
     assert device_of(on(), Backend.CUDA) == torch.device("cuda")
-    message = r"^The model lies on cpu, and backend='cuda' runs on cuda\. Call model\.to\('cuda'\) before .* is made\.$"
+    message = r"^The model is on cpu, and backend='cuda' runs on cuda\. Call model\.to\('cuda'\) before .* is made\.$"
     with pytest.raises(ValueError, match=message):
         device_of(on("cpu"), Backend.CUDA)
-    with pytest.raises(ValueError, match=r"^The model lies on cuda:0, cuda:1, and"):
+    with pytest.raises(ValueError, match=r"^The model is on cuda:0, cuda:1, and"):
         device_of(on("cuda:0", "cuda:1"), Backend.CUDA)
 
 
@@ -163,7 +163,7 @@ def test_why_there_is_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch, version: s
 def test_what_only_this_executor_serves_is_refused_together():
     options = popgeo.Options(replication_factor=2, floating_point_exceptions=True)
     message = (
-        r"^backend='inductor' does not serve replication_factor, floating_point_exceptions\. Use backend='cpu', or "
+        r"^backend='inductor' does not support replication_factor, floating_point_exceptions\. Use backend='cpu', or "
         r"leave it out\.$"
     )
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Conjugate and negative marks are part of a value, in memory, in constants, in state and in files."""
+"""Conjugate and negative marks are part of a value: in memory, in constants, in state and in files."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_complex_numbers_are_those_of_eager_code(function, x):
 
 
 class Held(nn.Module):
-    """Weights and a buffer that carry marks of their own."""
+    """Weights and a buffer with marks."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Steps captured as CUDA graphs, on a fake of the CUDA calls: what is replayed, copied, refused, captured anew."""
+"""Steps captured as CUDA graphs, on a fake of the CUDA calls: replays, copies, refusals and new captures."""
 
 import copy
 
@@ -81,7 +81,7 @@ def test_rates_of_a_function_count_updates_over_warm_up_and_replays(cuda: FakeCu
 
 
 class Falling(nn.Module):
-    """The gradient of its only weight is 1."""
+    """A model whose only weight has a gradient of 1."""
 
     def __init__(self, line: nn.Linear) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A step runs with denormal numbers taken for zeros, on every thread; afterwards the caller has what it had."""
+"""A step treats denormal numbers as zeros on every thread, and restores the caller's setting."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def _ends_as_it_began() -> Iterator[None]:
 
 
 def flushed_elements(x: Tensor) -> int:
-    """How many elements of 1e-30 become zero, not 1e-40, when they are made 1e-10 as large."""
+    """Return how many elements of 1e-30 become zero, not 1e-40, when they are multiplied by 1e-10."""
     return x.numel() - count_denormals(x * 1e-10)
 
 
@@ -71,7 +71,7 @@ def test_other_threads_of_the_program_keep_their_setting(native: str):
 
 
 class Shrinks(nn.Module):
-    """Multiplies by a weight; its loss is small."""
+    """A product with a weight, and a small loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_inference_and_plain_functions_flush(native: str):
 
 
 class Apply(nn.Module):
-    """One function."""
+    """A module of one function."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -147,14 +147,14 @@ class Chain(nn.Module):
 
 
 class SumOfAll(nn.Module):
-    """One molecule."""
+    """A readout for one molecule."""
 
     def forward(self, x: Tensor, batch: Tensor, dim: int) -> Tensor:
         return x.sum(dim, keepdim=True)
 
 
 class Neighbors(nn.Module):
-    """Each atom and the next one."""
+    """A neighbor list of each atom and the next one."""
 
     def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         one = torch.arange(len(pos) - 1)

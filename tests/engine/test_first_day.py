@@ -1,4 +1,4 @@
-"""What somebody meets who compiles a model for the first time: each mistake is a sentence with what to do."""
+"""Mistakes at the first use: each error message says what to do."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_a_batch_where_the_model_takes_a_tensor_of_another_name_is_told_with_wha
     model = Inputs(2, 1)
     batch = Batch.from_data_list([Data(x=torch.ones(3, 2), edge_index=torch.zeros(2, 1, dtype=torch.long))])
     step = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    expected = r"given a DataBatch.*If it takes tensors, pass those of the batch, .*\(inputs\)"
+    expected = r"given a DataBatch.*If the model takes tensors, pass those of the batch, .*\(inputs\)"
     with pytest.raises(ValueError, match=expected):
         step(batch)
     assert step(batch.x).shape == ()

@@ -30,7 +30,7 @@ class Sums(torch.nn.Module):
 
 
 def status_of_child(act: Callable[[], object]) -> int | None:
-    """How a forked child ended that did something; None if it was still running after a minute."""
+    """Return the exit status of a forked child that calls a function; None if it still runs after a minute."""
     child = os.fork()
     if child == 0:
         status = 1

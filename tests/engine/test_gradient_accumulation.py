@@ -1,4 +1,4 @@
-"""A call's tensors are cut into as many micro-batches as it has steps, and results joined as the mode says."""
+"""A call's tensors are cut into one micro-batch per step, and results are joined as the mode says."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A graph runs on weights where they are, gives its results where they are wanted, and names what goes wrong."""
+"""A graph runs on the memory of its weights, writes results to given places, and names errors."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_inputs_are_copied_so_that_neither_side_sees_what_the_other_does_to_them
 
 
 def results_in_place(function) -> list[float]:
-    """What is in memory of the caller's after a run that was to put its first two results there."""
+    """Return the caller's memory after a run that writes its first two results there."""
     places = {0: torch.full((2,), -1.0), 1: torch.full((2,), -1.0)}
     runner = GraphRunner(graph_of(function, torch.ones(2)), {}, places)
     returned = runner.run([torch.tensor([1.0, 2.0])])

@@ -1,4 +1,4 @@
-"""A captured model provides for the largest molecule that its loader knows of, and is right when a larger one comes."""
+"""A captured model handles the largest molecule that its loader knows of, and is captured again for a larger one."""
 
 import warnings
 

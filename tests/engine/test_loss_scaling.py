@@ -1,4 +1,4 @@
-"""A dynamic loss scale is GradScaler's, update by update; what overflows is left out whole."""
+"""A dynamic loss scale equals GradScaler's in each update, and an update that overflows is skipped as a whole."""
 
 import copy
 
@@ -13,7 +13,7 @@ from popgeo.ipu import TileExact
 
 
 class Narrow(nn.Module):
-    """A float16 product inside a float32 model: its gradients overflow at a large scale, or with a large input."""
+    """A float16 product inside a float32 model; its gradients overflow for a large scale or a large input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ BROKEN = (5, 6, 11)
 
 
 def eager(model: Narrow, steps: int, joined: int = 1) -> tuple[list[float], torch.optim.Optimizer]:
-    """By hand, with torch's own scaler."""
+    """Train by hand with torch's own scaler."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=RULE.initial, growth_interval=RULE.growth_interval)
     scales = []

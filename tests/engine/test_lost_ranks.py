@@ -1,4 +1,4 @@
-"""Where one of two processes is lost, the other ends with an error that says so, soon after the group's time-out."""
+"""If one of two processes dies, the other raises an error that says so, soon after the group's time-out."""
 
 import importlib.util
 import os

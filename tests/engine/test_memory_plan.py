@@ -1,4 +1,4 @@
-"""Memory is used again as soon as what it held is not needed, and never sooner."""
+"""Memory is reused as soon as its value is not needed, and never sooner."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +21,7 @@ def graph_of(function, *inputs: Tensor) -> OpGraph:
 
 
 def plan(graph: OpGraph, **options: bool) -> tuple[Mapping[int, Tensor], Sequence[Tensor]]:
-    """A plan in which inputs and constants have memory of their own."""
+    """Return a plan in which inputs and constants have their own memory."""
     given = {v: torch.empty_strided(graph.values[v].shape, graph.values[v].stride, dtype=graph.values[v].dtype)
              for v in graph.inputs.values()}  # fmt: skip
     return place_values(graph, given | dict(graph.constants), **options)
@@ -114,7 +114,7 @@ PROGRAMS = st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 3),
 
 
 def program(steps: list[tuple[str, int, int]]):
-    """Each step takes one of the last few values; the last ones are returned."""
+    """Return a program in which each step takes one of the last few values; it returns the last ones."""
 
     def function(x, y):
         values = [x, y]
@@ -126,7 +126,7 @@ def program(steps: list[tuple[str, int, int]]):
 
 
 def needed(graph: OpGraph) -> dict[int, tuple[int, int]]:
-    """The first and the last operation at which each storage holds what is needed."""
+    """Return the first and the last operation between which each storage holds a needed value."""
     first = {graph.values[v].storage: -1 for v in (*graph.inputs.values(), *graph.constants)}
     last = dict.fromkeys(first, len(graph.ops))  # they have memory of their own
     for index, op in enumerate(graph.ops):
@@ -139,7 +139,7 @@ def needed(graph: OpGraph) -> dict[int, tuple[int, int]]:
 
 
 def span(tensors: list[Tensor]) -> tuple[int, int]:
-    """The bytes that views of one storage reach over."""
+    """Return the bytes that views of one storage span."""
     reach = [sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) + 1 for t in tensors]
     ends = [t.data_ptr() + k * t.itemsize for t, k in zip(tensors, reach, strict=True)]
     return min(t.data_ptr() for t in tensors), max(ends)
@@ -170,7 +170,7 @@ def test_what_is_needed_at_the_same_time_never_overlaps(steps, overwrites):
 
 
 def test_a_slice_that_is_assigned_to_trains_with_the_right_gradient():
-    """Torch makes the gradient's memory anew at each run, and a chain of operations clears a part of it there."""
+    """Torch allocates the gradient at each run, and a chain of operations clears a part of it."""
 
     class Assigns(torch.nn.Module):
         def __init__(self) -> None:

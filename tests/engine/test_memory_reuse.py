@@ -1,4 +1,4 @@
-"""Which memory a value takes, worked by hand: the one that fits best, the operand's where it may, a view's place."""
+"""The memory of each value, worked out by hand: the best-fitting buffer, an operand's memory, or a view's place."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ KIB = 1024
 
 
 def made_by(graph: OpGraph, name: str) -> list[int]:
-    """What operations of a name make, in order."""
+    """Return the values made by operations of a name, in order."""
     return [op.outputs[0] for op in graph.ops if op.target.split(".")[1] == name]
 
 

@@ -1,4 +1,4 @@
-"""What torch's habits do around a compiled step is said: a second update, norms over padding, a mode, a seed."""
+"""Habits of PyTorch around a compiled step raise or warn: a second update, norms over padding, a mode, a seed."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_norms_that_count_padding_are_named(norm):
     _, arguments = batch_of_graphs()
     model = Graphs(norm)
     step = compile_step(model, torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.warns(UserWarning, match="norm of the model takes means over all rows of a batch, padding too"):
+    with pytest.warns(UserWarning, match="norm of the model takes means over all rows of a batch, padding included"):
         step(*arguments)
 
 
@@ -145,7 +145,7 @@ def by_tensors(batch):
 def test_a_loss_over_padding_is_warned_of(loss):
     ways = [(Unmasked, {}), (OfTheBatch, {}), (OfNodes, {}), (Unmasked, {"given": by_tensors})]
     for kind, given in ways:
-        with pytest.warns(UserWarning, match=r"The loss reads all rows of .*, those of padding too, and no mask"):
+        with pytest.warns(UserWarning, match=r"The loss reads all rows of .*, padding included, and no mask"):
             first_loss(kind, loss, **given)
 
 
@@ -211,7 +211,7 @@ def test_a_forward_pass_compiled_in_training_says_once_that_it_goes_on_dropping(
 
 
 class SlopeByBackward(nn.Module):
-    """Takes the derivative to its input by backward(), which weights get a gradient from as well."""
+    """A model that calls backward() for the derivative of its input, which also gives weights a gradient."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is changed about a model after its step was compiled is followed, or refused."""
+"""A compiled step follows changes of its model, or refuses them."""
 
 import copy
 import warnings
@@ -16,7 +16,7 @@ from popgeo.ipu import CompiledStep, training_model
 
 
 class Model(nn.Module):
-    """Has something of each kind that its owner may change."""
+    """A model with one example of each kind of attribute that its owner may change."""
 
     gain, of_all = 1.0, 1.0
     of_class: ClassVar[dict[str, float]] = {"scale": 1.0}

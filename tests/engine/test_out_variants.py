@@ -1,4 +1,4 @@
-"""The function that writes into given memory computes what the plain one does, and is used only where torch has one."""
+"""The function that writes into given memory computes the same as the plain one, and is used only if torch has it."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ INTO = {
 
 @pytest.fixture(autouse=True)
 def _each_test_asks_anew() -> None:
-    """What one test has found out would otherwise answer the next."""
+    """Clear the caches, so that no test sees the answers of another."""
     for function in (out_variants.into, out_variants.plain, out_variants.returns_list, out_variants._is_pointwise):
         function.cache_clear()
 

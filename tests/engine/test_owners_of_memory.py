@@ -1,4 +1,4 @@
-"""Parameters and the optimizer's state belong to their owners: what these do between steps counts as in eager code."""
+"""Changes that owners make to parameters and optimizer state between steps have the same effect as in eager code."""
 
 import copy
 import pickle
@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 
 class Signs(torch.optim.Optimizer):
-    """An optimizer of others, which popgeo does not know: momentum by signs."""
+    """An optimizer that popgeo does not know: momentum by signs."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -41,7 +41,7 @@ class Signs(torch.optim.Optimizer):
 
 
 class Elementwise(Signs):
-    """The same, of which popgeo knows that elements are treated alike."""
+    """`Signs` with the mark that it works element by element."""
 
     elementwise = True
 
@@ -55,7 +55,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 class Run:
-    """A model in training, compiled or eager, and what its owner keeps next to it."""
+    """A model in training, compiled or eager, and copies that its owner keeps."""
 
     def __init__(self, kind: str, compiled: bool) -> None:
         torch.manual_seed(0)
@@ -72,7 +72,7 @@ class Run:
         return loss
 
     def everything(self) -> list[Tensor]:
-        """All tensors that the owner can see."""
+        """Return all tensors that the owner can see."""
         state = self.optimizer.state_dict()["state"]
         found = [*self.model.state_dict().values(), *(part for one in state.values() for part in one.values())]
         kept = self.kept.state_dict().values() if isinstance(self.kept, nn.Module) else self.kept or ()
@@ -80,7 +80,7 @@ class Run:
 
 
 def exchange(run: Run, number: int) -> None:
-    """Exponential averages by exchange of `.data`, as for an evaluation, left exchanged for a step."""
+    """Exchange weights for their averages through `.data`, as for an evaluation, and keep that for one step."""
     run.kept = run.kept or copy.deepcopy(run.model)
     for own, average in zip(run.model.parameters(), run.kept.parameters(), strict=True):
         own.data, average.data = average.data, own.data

@@ -1,4 +1,4 @@
-"""Products of matrices in compiled code: those of float64, and the same bits for any rows, threads and processors."""
+"""Matrix products of the compiled library: also in float64, with the same bits for any rows, threads and processors."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ SHAPES = [(1, 1, 1), (1, 40, 30), (7, 5, 3), (13, 300, 17), (40, 64, 64), (33, 1
 
 
 class Product(nn.Module):
-    """The product of two matrices, or of two batches of them, and what is added to it."""
+    """The product of two matrices, or of two batches of matrices, with an addend."""
 
     def forward(self, a: Tensor, b: Tensor, first: Tensor | None = None) -> Tensor:
         if a.dim() == 3:
@@ -36,7 +36,7 @@ def compiled(*arguments: Tensor) -> Tensor:
 
 
 def layouts(*shape: int, dtype: torch.dtype) -> list[Tensor]:
-    """A matrix as it is, transposed, as columns of a wider one, as every other column of one, and as one row again."""
+    """Return a matrix in several layouts, such as transposed, as columns of a wider matrix, and as one row repeated."""
     plain = torch.randn(*shape, dtype=dtype)
     wide = torch.randn(shape[0], 2 * shape[1] + 3, dtype=dtype)
     columns = wide[:, 2 : 2 + shape[1]], wide[:, : 2 * shape[1] : 2]
@@ -44,7 +44,7 @@ def layouts(*shape: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 def turned(batch: Tensor) -> Tensor:
-    """The same numbers, column after column in memory."""
+    """Return the same numbers in column-major order."""
     return batch.transpose(1, 2).contiguous().transpose(1, 2)
 
 

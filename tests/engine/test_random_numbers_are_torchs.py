@@ -1,4 +1,4 @@
-"""With one replica, random numbers inside and outside a step are those of eager code, bit for bit, in any mixture."""
+"""With one replica, random numbers inside and outside a step equal those of eager code, bit for bit."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ class Dropout(Layers):
 
 
 class Noise(Layers):
-    """Draws in many ways, one of them for nothing."""
+    """A model that draws in many ways, once without use."""
 
     def forward(self, x: Tensor) -> Tensor:
         torch.rand(3)
@@ -35,7 +35,7 @@ class Noise(Layers):
 
 
 class Recomputed(Layers):
-    """Draws once more in the backward pass, and has another seed in between."""
+    """A model that draws again in the backward pass, and has another seed in between."""
 
     def half(self, x: Tensor) -> Tensor:
         return F.dropout(self.a(x), 0.5).relu()
@@ -56,7 +56,7 @@ class Seeded(Layers):
 
 
 def run(kind: type[Layers], calls: int, trained_by: Callable[..., Callable[[Tensor], object]], rows: int = 8) -> list:
-    """All that was drawn outside, the losses, the weights, and where torch's generator is at the end."""
+    """Return all numbers drawn outside, the losses, the weights, and the final state of torch's generator."""
     torch.manual_seed(5)
     model, seen = kind(), [torch.rand(3)]
     call = trained_by(model)
@@ -153,7 +153,7 @@ def rows_between(table: nn.Embedding, x: Tensor, rows: Tensor) -> Tensor:
 
 
 class Embedded(nn.Module):
-    """Draws before and after what may fail."""
+    """A model that draws before and after an operation that may fail."""
 
     def __init__(self, act: Callable[..., Tensor]) -> None:
         super().__init__()

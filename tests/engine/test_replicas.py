@@ -1,4 +1,4 @@
-"""Replicas divided over the processes of torchrun train like those of one process."""
+"""Replicas that are divided over the processes of torchrun train like those of one process."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from tests.support.distributed_training import OPTIONS, train
 
 
 def torchrun(folder: Path, fate: str) -> subprocess.CompletedProcess:
-    """Two processes on a port that is free."""
+    """Run two processes on a free port."""
     # torchrun ends the others when one has died; looking every two seconds, it leaves them the time to say so.
     python = quick_python.command()
     command = [*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--monitor-interval=2"]
@@ -56,7 +56,7 @@ def test_replicas_are_dealt_out_and_must_be_shared_evenly(monkeypatch):
 
 
 class FakeProcesses:
-    """Two processes of which this is the second; what the other has is added, or comes from it."""
+    """Two processes, of which this is the second; the other's tensors are added, or received."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, world_size: int = 2) -> None:
         self.sources: list[int] = []

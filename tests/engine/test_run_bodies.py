@@ -1,4 +1,4 @@
-"""Loops and branches whose bodies read, change and return what lies in memory or comes at the call."""
+"""Loops and branches whose bodies read, change and return values in memory or arguments of the call."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_a_graph_with_bodies_gives_what_eager_torch_gives_at_each_run(function):
 
 
 class Summed(nn.Module):
-    """A loop that reads a buffer where it is."""
+    """A loop that reads a buffer in the model's memory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A step that is compiled anew, after `reset()` or because its model changed, goes on with the run that there is."""
+"""A step that is compiled again, after `reset()` or a change of its model, continues the same run."""
 
 import copy
 
@@ -12,7 +12,7 @@ from tests.support.fake_cuda import FakeCuda
 
 
 class Drawing(nn.Module):
-    """Keeps statistics, draws random numbers, and has layers to freeze."""
+    """A model with statistics, random numbers, and layers to freeze."""
 
     def __init__(self) -> None:
         super().__init__()

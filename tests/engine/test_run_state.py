@@ -1,4 +1,4 @@
-"""A checkpoint of one's own: weights, the optimizer's state, and what the step alone knows."""
+"""A user's own checkpoint: weights, the optimizer's state, and the run state of the step."""
 
 import copy
 
@@ -20,7 +20,7 @@ class Noisy(nn.Module):
 
 
 def run(calls, state=None, **options):
-    """A model, its optimizer and its step after further calls."""
+    """Return a model, its optimizer and its step after more calls."""
     model = Noisy()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     step = compile_step(model, optimizer, options=StepOptions(**options))

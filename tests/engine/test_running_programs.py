@@ -1,4 +1,4 @@
-"""Whatever program is captured, each way of running it gives what eager PyTorch gives."""
+"""Each way of running a captured program gives the results of eager PyTorch."""
 
 import itertools
 
@@ -59,7 +59,7 @@ PROGRAMS = st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 3),
 
 
 def program(steps: list[tuple[str, int, int]]):
-    """Each step takes one of the last few values; the last ones are returned, one of them twice."""
+    """Return a program in which each step takes one of the last few values; it returns the last ones, one twice."""
 
     def function(x, y):
         values = [x, y]
@@ -76,18 +76,18 @@ def inputs() -> list[Tensor]:
 
 
 def plainly(graph: OpGraph, given: list[Tensor]) -> list[Tensor]:
-    """Without a place for anything but the inputs."""
+    """Run with places only for the inputs."""
     return emit(graph, dict(zip(graph.inputs.values(), given, strict=True)) | dict(graph.constants))()
 
 
 def placed(graph: OpGraph, given: list[Tensor]) -> list[Tensor]:
-    """With as many places as there can be, of operations that are not joined."""
+    """Run operations that are not fused, with as many places as possible."""
     known = dict(zip(graph.inputs.values(), given, strict=True)) | dict(graph.constants)
     return emit(graph, place_values(graph, known)[0])()
 
 
 def into_places(graph: OpGraph, given: list[Tensor]) -> list[Tensor]:
-    """With results where they are wanted, of which one is laid out otherwise, twice."""
+    """Run twice with places for results, one of them with other strides."""
     places = {number: torch.full((4, 4), 9.0) for number in (0, 1, 3)}
     places[2] = torch.full((4, 4), 9.0, dtype=torch.float64).t()
     runner = GraphRunner(graph, {}, places)
@@ -162,7 +162,7 @@ def test_inductors_runner_takes_any_layout_and_writes_where_it_is_told(monkeypat
     runner = InductorRunner(graph, {}, {0: place})
     assert runner.buffer_bytes == 2 * 64
     assert runner.draws_random_numbers is False
-    assert runner.joined() == (f"{len(graph.ops)} operations through inductor", "")
+    assert runner.describe() == (f"{len(graph.ops)} operations through inductor", "")
     for given in itertools.product((x, x.t().contiguous().t()), (y.t(), y.t().contiguous())):
         made = runner.run(given)
         assert made[0] is place

@@ -1,4 +1,4 @@
-"""Models in shards: how many there are, which may be trained here, and the model of the first of them."""
+"""Models in shards: the number of shards, models that may be trained here, and a model of the first shards."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from popgeo.engine.shards import num_shards, only_first, require_all
 
 
 class Cut(nn.Module):
-    """Lies in shards along its first dimension, and in the second for its other weight."""
+    """A module with one weight sharded in its first dimension and one in its second."""
 
     def __init__(self, num_shards: int, num_local: int) -> None:
         super().__init__()
@@ -25,14 +25,16 @@ def test_the_number_of_shards_is_that_of_the_layers_or_one():
     assert num_shards(nn.Linear(2, 2)) == 1
     assert num_shards(lambda x: x) == 1
     assert num_shards(nn.Sequential(Cut(4, 4), nn.Linear(2, 2), Cut(4, 2))) == 4
-    with pytest.raises(ValueError, match=r"different numbers of shards, 1 in 2 and 0 in 4; cut all of them"):
+    with pytest.raises(
+        ValueError, match=r"different numbers of shards, 1 in 2 and 0 in 4. Give all layers the same number"
+    ):
         num_shards(nn.Sequential(Cut(4, 4), Cut(2, 2)))
 
 
 def test_a_model_that_holds_only_some_of_its_shards_is_not_trained_here():
     require_all(nn.Sequential(Cut(4, 4), nn.Linear(2, 2)))
     require_all(lambda x: x)
-    with pytest.raises(ValueError, match=r"1 holds 3 of its 4 shards, the rest are in other processes"):
+    with pytest.raises(ValueError, match=r"1 holds 3 of its 4 shards; other processes hold the rest"):
         require_all(nn.Sequential(Cut(4, 4), Cut(4, 3)))
 
 

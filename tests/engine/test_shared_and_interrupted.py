@@ -1,4 +1,4 @@
-"""One compiled step in several threads, and what an interrupt, an error or a copy of it leaves."""
+"""One compiled step in several threads, and its state after an interrupt, an error or an attempt to copy it."""
 
 import copy
 import pickle
@@ -34,7 +34,7 @@ def in_threads(work: Callable[[int], object], number: int = 2) -> None:
 
 
 class Deep(nn.Module):
-    """Long enough for another thread to come in between."""
+    """A model that runs long enough for another thread to interfere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def test_a_checkpoint_that_does_not_fit_the_replicas_is_refused_until_another_is
     step.save(tmp_path / "one")
     other = compile_step(model, torch.optim.SGD(model.parameters(), lr=1.0))
     other.load(tmp_path / "one")
-    other._step._pending = {**other._step._pending, "replicas": [1]}
+    other._run_state = {**other._run_state, "replicas": [1]}
     for _ in range(2):
         with pytest.raises(ValueError, match=r"holds replicas \[1\], this process runs \[0\]"):
             other(x)

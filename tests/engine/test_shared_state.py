@@ -1,4 +1,4 @@
-"""Optimizer state in parts, one a replica, and weights in shards, some in each process: results, memory and cost."""
+"""Optimizer state divided over replicas, and weights divided over processes: results, memory and cost."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The choices of a compiled step: what they are when nothing is said, what is refused, what follows from them."""
+"""The options of a compiled step: defaults, refused values and derived values."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""The steps of a call, worked by hand: results, updates, replicas, stages, random numbers and memory that moves."""
+"""The steps of a call, worked out by hand: results, updates, replicas, stages, random numbers and moved memory."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from popgeo.ipu import CompiledStep, Options, inference_model, training_model
 
 
 class Slope(nn.Module):
-    """Sums over rows, a loss whose gradient is the mean of what is given, a count, and an argument that it doubles."""
+    """Sums over rows, a loss whose gradient is the mean of the argument, a count, and an argument that it doubles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Slope(nn.Module):
 
 
 def rows(call: int) -> tuple[Tensor, Tensor]:
-    """Of two updates of three micro-batches on two replicas, each of which takes two rows."""
+    """Return the rows of two updates with three micro-batches on two replicas, two rows each."""
     x = torch.randn(24, 2, generator=torch.Generator().manual_seed(call), dtype=torch.float64)
     return x, torch.arange(24.0)
 

@@ -1,4 +1,4 @@
-"""A step is called with a batch: the model gets the attributes that its arguments are named after, or the batch."""
+"""A step is called with a batch: the model gets the attributes with its arguments' names, or the batch itself."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""After a step each tensor that an owner sees has a storage of its own: files and copies hold all of it, no more."""
+"""After a step, each tensor that an owner sees has its own storage, so files and copies hold just its elements."""
 
 import copy
 import io

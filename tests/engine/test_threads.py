@@ -1,4 +1,4 @@
-"""A step finds the number of threads that serves it, leaves one that has become slow, and gives the caller's back."""
+"""A step finds the fastest number of threads, leaves a number that has become slow, and restores the caller's."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ def _four_threads() -> Iterator[None]:
 
 
 class Machine:
-    """A clock that goes on by what a call costs with the threads that it has."""
+    """A clock that advances by the cost of a call with its number of threads."""
 
     def __init__(self, cost: Callable[[int], float]) -> None:
         self.cost, self.now, self.used = cost, 0.0, list[int]()
@@ -110,7 +110,7 @@ def test_of_two_threads_both_are_tried_and_the_better_is_kept():
 
 
 class ExactMachine(Machine):
-    """The same with a clock that starts anew at each call, so that what a call is seen to cost is exact."""
+    """A clock that starts at zero for each call, so that measured costs are exact."""
 
     def __init__(self, cost: Callable[[int], float], most: int = 2) -> None:
         super().__init__(cost)
@@ -130,7 +130,7 @@ class ExactMachine(Machine):
         return self.used[-times:]
 
     def runs(self, times: int) -> list[tuple[int, int]]:
-        """The numbers of the next calls, each with how often it came in a row."""
+        """Return the numbers of the next calls, each with its repeats in a row."""
         return [(number, len(list(alike))) for number, alike in itertools.groupby(self.call(times))]
 
 

@@ -1,4 +1,4 @@
-"""A compiled forward pass computes what depends on weights alone once, and never misses that a weight has changed."""
+"""A compiled forward pass computes values of weights alone once, and again after any change of a weight."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from popgeo.nn import PaiNN, SchNet
 
 
 class Powers(nn.Module):
-    """x times a power of a matrix; returns the power too."""
+    """A model that multiplies x by a power of a matrix, and returns the power too."""
 
     def __init__(self, size: int = 4) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Powers(nn.Module):
 
 @pytest.fixture
 def in_float64() -> Iterator[None]:
-    """Powers of a matrix grow large, and differ by rounding as much as small changes do."""
+    """Use float64: powers of a matrix grow so large that rounding exceeds small changes."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

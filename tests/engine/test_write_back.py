@@ -1,4 +1,4 @@
-"""What a model changes in place among its arguments changes for the caller, as in eager PyTorch."""
+"""Arguments that a model changes in place change for the caller, as in eager PyTorch."""
 
 import pytest
 import torch
@@ -120,7 +120,7 @@ def test_neighbors_in_one_storage_are_apart_and_empty_tensors_share_nothing():
 
 
 def elements(tensor: Tensor) -> set[int]:
-    """The bytes of each element."""
+    """Return the bytes of each element."""
     places = torch.arange(tensor.untyped_storage().nbytes() // tensor.itemsize).as_strided(
         tensor.shape, tensor.stride(), tensor.storage_offset()
     )

@@ -88,7 +88,7 @@ def test_the_report_accounts_for_a_step():
 def test_a_compiled_model_says_what_it_is():
     training = training_model(ContinuousFilters(), Options(device_iterations=2))
     assert repr(training) == (
-        "CompiledStep(ContinuousFilters: training, backend cpu, not compiled yet, micro-batches a call: 2)"
+        "CompiledStep(ContinuousFilters: training, backend cpu, not compiled yet, micro-batches per call: 2)"
     )
 
 

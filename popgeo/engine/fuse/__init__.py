@@ -1,1 +1,1 @@
-"""Joins operations of a graph into calls that do the work of several; the captured graph itself stays as it is."""
+"""Fuses operations of a graph into calls that do the work of several operations; the captured graph stays unchanged."""

@@ -1,4 +1,4 @@
-"""Turns a chain into instructions on memory: what the compiled library runs."""
+"""Binds a chain to memory: writes the structures that the compiled library runs."""
 
 import struct
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ _pack = struct.Struct("15q").pack
 
 
 def prepare_chain(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
-    """The call of a chain on values at these places.
+    """Return the call of a chain on values at these places.
 
-    Operands without a place and numbers that change come at each run.
+    The call takes the operands without a place and the changing numbers, as in `late_arguments`.
     """
     native = library.packed("popgeo_chain")
     assert native is not None, "a graph is joined only where the library is available"
@@ -41,13 +41,13 @@ def prepare_chain(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Prep
     where = [[(slot, field) for slot, field, v in program.value_slots if v == value] for value in late]
     operands = [(at, graph.values[v].stride, v in op.writes) for at, v in zip(where, late, strict=True)]
     changing = [index for index, number in enumerate(chain.numbers) if isinstance(number, Number)]
-    # What the header points to.
+    # The header points into these; they must live as long as the call.
     held = (instructions, partial, [tensors[v] for v in (*op.reads(), *op.makes()) if v in tensors])
 
     def call(*given: Any, _held: Any = held) -> None:
         copies = []
         for tensor, (at, stride, written) in zip(given, operands, strict=False):
-            if tensor.stride() != stride:  # a kernel of another layout than when the graph was captured
+            if tensor.stride() != stride:  # a kernel has returned other strides than at the capture
                 copy = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
                 copies.append((tensor, copy, written))
                 tensor = copy

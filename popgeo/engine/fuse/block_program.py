@@ -1,4 +1,4 @@
-"""Writes a chain as instructions on blocks of elements: the loads, computations and stores."""
+"""Translates a chain into instructions on blocks of elements: loads, computations and stores."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from popgeo.capture.op_graph import Value
 from popgeo.engine.fuse.chain import BLOCK, CODES, JOINING, OPERANDS, Chain, ElementPlace, Kind, Source
 
 MAX_REGISTERS = 24  # as in chain.h
-# Elements of a chunk: below, a second thread costs more than it saves. Chunks decide the order of sums, threads do not.
+# Elements per chunk: with fewer, a second thread costs more than it saves. The order of sums depends on chunks alone.
 _CHUNK, _MOST_CHUNKS = 16384, 32
 _REGISTER, _DIRECT, _SCALAR, _STRIDED = range(4)
 _LOADS = {torch.float32: "load_float", torch.bool: "load_bool", torch.int64: "load_int64", torch.int32: "load_int32"}
@@ -18,9 +18,9 @@ _VECTORS, _LAST_SCALAR, _FIRST_SCALAR = range(3)
 
 
 def fits_registers(chain: Chain, values: Sequence[Value]) -> bool:
-    """Whether a block of each value that is alive at one time has a register, wherever the values come to lie."""
+    """Return whether the registers suffice for all values that are alive at one time, for any places of the values."""
     if len(chain.steps) + len(chain.operands) <= MAX_REGISTERS:
-        return True  # at most one each; most chains are so short, and need not be written for this
+        return True  # at most one register each; most chains are this short
     return BlockProgram(chain, values, {}).num_registers <= MAX_REGISTERS
 
 
@@ -28,22 +28,22 @@ class BlockProgram:
     """The instructions of a chain for each block of its elements.
 
     Args:
-        chain: The operations to compute.
-        values: The graph's.
-        tensors: Places in memory, if they are known.
+        chain: The chain to translate.
+        values: The values of the graph.
+        tensors: The tensors of values with a fixed place.
 
     Attributes:
         slots: Rows of `Slot` in chain.h.
         instructions: Rows of `Instruction` in chain.h; the first `num_invariant` are the same for each block.
-        num_registers: Blocks of memory for what lies nowhere else.
+        num_registers: Number of blocks of memory for intermediate values.
         domain: Rows and columns of the elements.
         block: Rows and columns of a block.
-        group: Rows of an edge; 0 where rows are none of edges.
-        num_chunks: Parts that threads share out.
-        partial_size: Unfinished sums of each chunk.
-        sums_columns: Whether a row is summed, and so belongs to one chunk.
-        number_slots: Slots of numbers, with their position.
-        value_slots: Slots in memory, with the column that an address is in and the value.
+        group: Rows per edge; 0 if the chain does not work on edges.
+        num_chunks: Number of parts for threads.
+        partial_size: Number of partial sums of each chunk.
+        sums_columns: Whether columns of a row are summed, so that a row must lie within one chunk.
+        number_slots: Slots of numbers, with the position of the number in the chain.
+        value_slots: Slots in memory: the slot, the field that holds an address, and the value at that address.
     """
 
     def __init__(self, chain: Chain, values: Sequence[Value], tensors: Mapping[int, Tensor]) -> None:
@@ -51,12 +51,12 @@ class BlockProgram:
         self.places = [*chain.operands, *(place for _, place in chain.results)]
         sizes, strides = chain.collapsed([place.strides for place in self.places])
         rows, columns = (1,) * (2 - len(sizes)) + sizes
-        self.group = rows if chain.of_edges else 0  # rows of an edge
+        self.group = rows if chain.of_edges else 0
         most = BLOCK // columns
         if chain.of_edges:
             rows, most = self.group * chain.shape[0], BLOCK // (self.group * columns) * self.group
         self.domain = rows, columns
-        # Of an edge, of a row, of a column.
+        # The three strides of a place: from edge to edge, from row to row, from column to column.
         self._strides = {place: (0,) * (3 - len(own)) + own for place, own in zip(self.places, strides, strict=True)}
         self.block = (min(rows, most), columns) if columns <= BLOCK else (1, BLOCK)
         self._whole_rows = columns <= BLOCK
@@ -65,7 +65,7 @@ class BlockProgram:
         self.value_slots: list[tuple[int, int, int]] = []
         self._invariant: list[list[int]] = []
         self._main: list[list[int]] = []
-        self._known: dict[Any, int] = {}  # slot of each source, by source and whether it may be one number
+        self._known: dict[Any, int] = {}  # slot of each source, by source and whether it is one number
         self.partial_size = 0
         self.sums_columns = 0
         self._write()
@@ -77,13 +77,14 @@ class BlockProgram:
         self.num_chunks = max(1, min(units, _MOST_CHUNKS, rows * columns // _CHUNK))
 
     def _write(self) -> None:
+        """Write the instructions of all steps; store a result at the end if its place is still read."""
         chain = self._chain
         last_use = {s.index: k for k, step in enumerate(chain.steps) for s in step.operands if s.kind is Kind.VALUE}
         late: list[tuple[int, ElementPlace]] = []
         for k, step in enumerate(chain.steps):
             wanted = [place for number, place in chain.results if number == k]
-            endangered = [place for place in wanted if self._is_read_later(place, k, last_use)]
-            stored = [place for place in wanted if place not in endangered]
+            overwriting = [place for place in wanted if self._is_read_later(place, k, last_use)]
+            stored = [place for place in wanted if place not in overwriting]
             if step.code not in JOINING:
                 direct = next(filter(self._is_direct, stored), None)
                 out = self._memory(direct) if direct is not None else self._new_register()
@@ -92,7 +93,7 @@ class BlockProgram:
                 stored = [place for place in stored if place is not direct]
             for place in stored:
                 self._store(k, place)
-            late += [(k, place) for place in endangered]
+            late += [(k, place) for place in overwriting]
         for k, place in late:
             self._store(k, place)
 
@@ -120,7 +121,7 @@ class BlockProgram:
         return place.index is None and not any(self._strides[place])
 
     def _scalar(self, source: Source) -> int:
-        """The slot of one number for all elements."""
+        """Return the slot of a number that is the same for all elements."""
         if (source, True) not in self._known:
             if source.kind is Kind.NUMBER:
                 slot = self._slot(_SCALAR, 0, 0, 0)
@@ -131,7 +132,7 @@ class BlockProgram:
         return self._known[source, True]
 
     def _vector(self, source: Source) -> int:
-        """The slot of a number for each element."""
+        """Return the slot of a source with a number for each element; load it if it is not in a block yet."""
         key = source, False
         if key in self._known:
             return self._known[key]
@@ -153,7 +154,7 @@ class BlockProgram:
         return slot
 
     def _store(self, number: int, place: ElementPlace) -> None:
-        """Writes the result of a step to its place."""
+        """Store the result of a step at its place."""
         step = self._chain.steps[number]
         if step.code in JOINING:
             self._store_sum(step.code, step.operands[0], place)
@@ -173,7 +174,7 @@ class BlockProgram:
         self.partial_size += self.domain[1] * (self.group or 1) if code == "sum_rows" else 1
 
     def _is_direct(self, place: ElementPlace) -> bool:
-        """Whether its elements lie in memory as those of a block do."""
+        """Return whether the elements of a place are contiguous like a block, so that no load or store is needed."""
         edge, row, column = self._strides[place]
         if self._values[place.value].dtype != torch.float32 or place.index is not None or self._chain.order is not None:
             return False
@@ -185,7 +186,13 @@ class BlockProgram:
         return column == 1 and (self.domain[0] == 1 or not self._whole_rows or row == self.domain[1])
 
     def _is_read_later(self, result: ElementPlace, step: int, last_use: Mapping[int, int]) -> bool:
-        """Whether something that the chain has yet to read lies if this result is to be written."""
+        """Return whether the result's place still holds a value that the chain reads later.
+
+        Args:
+            result: The place of the result.
+            step: The number of the step that makes it.
+            last_use: The last step that reads each operand.
+        """
         last = [last_use.get(index, -1) for index in range(len(self._chain.operands))]
         return any(
             read >= step and self._overlap(result, operand)
@@ -204,7 +211,7 @@ class BlockProgram:
 
     def _memory(self, place: ElementPlace, kind: int = _DIRECT) -> int:
         edge, row, column = self._strides[place]
-        if self.group:  # of one row or one column the stride may be any
+        if self.group:  # the stride of a single row or column is arbitrary
             row = self.domain[1] if self.group == 1 else row
             column = 1 if self.domain[1] == 1 else column
         named = {1: place.value} if place.index is None else {1: place.value, 5: place.index}
@@ -221,7 +228,7 @@ class BlockProgram:
         return self._slot(_REGISTER, 0, -1, 0)
 
     def _assign_registers(self) -> int:
-        """Gives each register slot a block of memory, and that of what is read no more to what comes next."""
+        """Assign a block of memory to each register slot, reusing blocks after their last use; return their number."""
         used = [_slots_of(instruction) for instruction in self._invariant + self._main]
         last: dict[int, int] = {}
         for at, slots in enumerate(used):
@@ -243,7 +250,7 @@ class BlockProgram:
 
 
 def _slots_of(instruction: Sequence[int]) -> list[int]:
-    """Result and operands; what moves elements has one, and a number of its own in the last place."""
+    """Return the result's slot and the operands' slots; a load or store has one operand."""
     code, _, out, *operands = instruction
     return [out, *operands] if code < CODES["fill"] else [out, operands[0]]
 

@@ -1,4 +1,4 @@
-"""A chain: element-wise operations written as one program that runs block by block."""
+"""The data structure of a chain: element-wise operations as one program that runs block by block."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +9,7 @@ CHAIN = "popgeo.chain.default"
 EDGE_CHAIN = "popgeo.edge_chain.default"
 BLOCK = 1024  # elements, as in chain.h
 
-# In the order of TABLE in native/csrc/chains.cpp, with the number of operands.
+# Codes by number of operands, in the order of TABLE in native/csrc/chains.cpp.
 _COMPUTED = {
     1: "copy neg abs sign not exp expm1 log log1p sqrt rsqrt reciprocal tanh sigmoid silu sin cos shifted_softplus",
     2: "add sub mul div max min gt ge lt le eq ne and or "
@@ -20,13 +20,13 @@ OPERANDS = {name: count for count, names in _COMPUTED.items() for name in names.
 _MEMORY = ("fill", "load_float", "load_bool", "load_int64", "load_int32", "store_float", "store_bool")
 SUMS = ("sum_rows", "sum_columns", "sum_all")
 AT_ROWS = ("sum_at", "max_at", "min_at")
-JOINING = ("sum", *AT_ROWS)  # steps that end in fewer elements
+JOINING = ("sum", *AT_ROWS)  # steps whose results have fewer elements
 CODES = {name: code for code, name in enumerate(OPERANDS)}
 CODES |= dict(zip((*_MEMORY, *SUMS, *AT_ROWS), range(100, 113), strict=True))
 
 
 class Kind(Enum):
-    """What a step of a chain works on."""
+    """The kind of an operand of a step."""
 
     STEP = "step"
     VALUE = "value"
@@ -35,7 +35,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Source:
-    """An operand of a step: an earlier step, a value as it is before the chain runs, or a number; each by position."""
+    """An operand of a step: an earlier step, a value from before the chain, or a number, each by its position."""
 
     kind: Kind
     index: int
@@ -43,7 +43,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Step:
-    """One instruction: its name among `OPERANDS` and its operands; `sum`, `AT_ROWS` and `fill` take one."""
+    """One instruction: its code and its operands; codes are in `OPERANDS`, and `sum`, `AT_ROWS` and `fill` take one."""
 
     code: str
     operands: tuple[Source, ...]
@@ -51,12 +51,12 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class ElementPlace:
-    """Where elements of a chain lie in a value.
+    """The place of a chain's elements in a value.
 
     Attributes:
-        value: In the graph.
-        strides: Elements between neighbors, per dimension of the chain; 0 if it has one for all.
-        index: The value that says for each edge, along the first dimension, which row of a table it takes or joins.
+        value: Number of the value in the graph.
+        strides: Distance of neighboring elements in each dimension of the chain; 0 if they share one element.
+        index: The value with the row of each edge in a table, along the first dimension. Default: no table.
     """
 
     value: int
@@ -66,17 +66,17 @@ class ElementPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A program for each element of a shape.
+    """A program that runs for each element of a shape.
 
     Attributes:
         shape: Sizes of the dimensions; none is 1.
-        steps: In order.
-        operands: What `VALUE` sources name.
-        numbers: What `NUMBER` sources name.
-        results: The step that ends up in each value; for a sum a value with stride 0 along what is summed.
-        num_ops: Operations of the graph that it represents.
-        of_edges: Whether the first dimension is that of edges, some of whose places have an index.
-        order: The value of the edges in order of the rows that they are joined at, where some are.
+        steps: The instructions, in order.
+        operands: Places that `VALUE` sources refer to.
+        numbers: Numbers that `NUMBER` sources refer to.
+        results: The step and the place of each result; the place of a sum has stride 0 in summed dimensions.
+        num_ops: Number of the graph's operations in the chain.
+        of_edges: Whether the first dimension is that of edges, and some places have an index.
+        order: The value with the edges sorted by row, if the chain sums edges at rows.
     """
 
     shape: tuple[int, ...]
@@ -92,12 +92,14 @@ class Chain:
         return f"Chain({self.num_ops} operations on {list(self.shape)})"
 
     def collapsed(self, strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-        """The fewest dimensions of its elements, or of those of an edge, and the strides of places in them."""
+        """Return the fewest dimensions of the elements (of one edge, in a chain of edges), and strides in these."""
         return (collapse_edges if self.of_edges else collapse)(self.shape, strides)
 
 
 def collapse(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """The fewest dimensions that describe these elements, where neighbors that lie in a row everywhere are joined.
+    """Return the fewest dimensions that describe the elements, and the strides in these dimensions.
+
+    Two neighboring dimensions become one if each place has their elements in one line.
 
     Example:
         >>> collapse((4, 3, 2), [(6, 2, 1), (0, 0, 1)])
@@ -118,7 +120,7 @@ def collapse(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[tu
 def collapse_edges(
     shape: tuple[int, ...], strides: list[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Likewise of the dimensions after the first, to at least two; strides are those of the first and of these.
+    """Collapse the dimensions after the first to at least two; the strides also contain the stride of the first.
 
     Example:
         >>> collapse_edges((5, 2, 3), [(6, 3, 1), (0, 3, 1)])
@@ -130,12 +132,12 @@ def collapse_edges(
 
 
 def fits_edges(shape: tuple[int, ...], strides: list[tuple[int, ...]], num_sums: int) -> bool:
-    """Whether the elements of an edge are few, lie as rows and columns, and are summed whole or by columns.
+    """Return whether the elements of an edge fit in a block as rows and columns, with sums of all or of columns.
 
     Args:
-        shape: Of the chain.
-        strides: Of all places; sums come last.
-        num_sums: How many these are.
+        shape: Shape of the chain.
+        strides: Strides of all places; sums come last.
+        num_sums: Number of sums.
     """
     (group, columns, *more), collapsed = collapse_edges(shape, strides)
     if more or group * columns > BLOCK:

@@ -1,4 +1,4 @@
-"""How operations on elements are written as steps of a chain."""
+"""Translates element-wise operations into steps of a chain."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,31 +10,31 @@ from popgeo.capture.op_graph import Number, Op, Value
 from popgeo.capture.operations import OPERATIONS, ChainStep
 
 F32, BOOL = torch.float32, torch.bool
-# A result of `write`: something that later steps may take; `Any` other than to the writer.
+# The result of a step, which later steps can take as an operand.
 Handle = Any
-# Takes down a step, by its code; operands are handles, arguments of the operation (values, numbers) or plain numbers.
+# A function that appends a step: its code, then handles, arguments of the operation (values, numbers) or plain numbers.
 Writer = Callable[..., Handle]
-# Writes an operation, given a writer and the operation's arguments.
+# A function that appends the steps of an operation: a writer, then the operation's arguments. None if it cannot.
 Write = Callable[..., Handle]
 
 
 def fits(op: Op, values: tuple[Value, ...]) -> bool:
-    """Whether `WRITERS` has the operation, and a chain computes with its types as torch does."""
-    if op.target not in WRITERS or len(op.makes()) != 1 or not all(map(_is_exact, (*op.args, *op.kwargs.values()))):
+    """Return whether a chain can compute the operation, with the same types as torch."""
+    if op.target not in WRITERS or len(op.makes()) != 1 or not all(map(_is_in_range, (*op.args, *op.kwargs.values()))):
         return False
-    if any(values[v].marks[1] for v in (*op.reads(), *op.makes())):  # which look at memory in another way
+    if any(values[v].marks[1] for v in (*op.reads(), *op.makes())):  # a view that shows negatives of its memory
         return False
     result = values[op.makes()[0]].dtype
     kinds = {values[v].dtype for v in op.reads()}
     if op.target in ("aten._to_copy.default", "aten.copy_.default"):
         return result == F32 and kinds <= {F32, BOOL, torch.int64, torch.int32}
-    if op.target in _MASKS:  # of floats, or of masks
+    if op.target in _MASKS:  # operands are floats, or booleans for logic
         return result == BOOL and (kinds == {F32} or (kinds == {BOOL} and op.target in _LOGIC))
     return result == F32 and kinds <= {F32, BOOL}
 
 
-def _is_exact(argument: Any) -> bool:
-    """Whether a number is one in single precision too, as far as range goes."""
+def _is_in_range(argument: Any) -> bool:
+    """Return whether a number is in the range of float32; other arguments are fine."""
     if isinstance(argument, Number):
         argument = argument.value
     if type(argument) not in (int, float):
@@ -110,7 +110,7 @@ def _filled(number: float) -> Write:
     return lambda write, like, *_, **layout: write("fill", number)
 
 
-# Named alike in torch.
+# Codes with the same name in torch.
 _UNARY = [row.short_name for row in OPERATIONS.values() if row.chain is ChainStep.UNARY]
 _COMPARED = [row.short_name for row in OPERATIONS.values() if row.chain is ChainStep.COMPARISON]
 _BITWISE = {"bitwise_not.default": "not", "bitwise_and.Tensor": "and", "bitwise_or.Tensor": "or"}

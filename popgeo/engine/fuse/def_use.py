@@ -1,4 +1,4 @@
-"""Who makes and who reads each value of a graph, for passes that look for patterns."""
+"""Def-use chains: the operations that make and read each value of a graph, for passes that search for patterns."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 
-# Another shape of the same elements, if they leave the number of these as it is.
+# Views in another shape; they show all elements if the number of elements is the same.
 SHOWS = (
     "aten.view.default", "aten._unsafe_view.default", "aten.unsqueeze.default", "aten.squeeze.dim",
     "aten.expand.default", "aten.select.int", "aten.select_backward.default",
@@ -19,7 +19,11 @@ class DefUse:
     """A graph with its def-use chains.
 
     Args:
-        graph: Its operations are numbered as they stand.
+        graph: The graph; operations are numbered in its order.
+
+    Attributes:
+        users: The operations that read each value.
+        returned: The values that the graph returns.
     """
 
     def __init__(self, graph: OpGraph) -> None:
@@ -32,17 +36,17 @@ class DefUse:
         self._mutated = graph.mutated_storages()
 
     def maker(self, v: int | None, *targets: str) -> Op | None:
-        """The operation that makes a value, if it is one of these and nothing changes its memory in place."""
+        """Return the operation that makes a value, if it is one of `targets` and the value never changes in place."""
         index = None if v is None or v < 0 else self.graph.values[v].producer
         op = None if index is None else self.graph.ops[index]
         return op if op is not None and op.target in targets and self.is_stable(v) else None
 
     def is_stable(self, v: int | None) -> bool:
-        """Whether nothing changes the value in place."""
+        """Return whether no operation changes the value's memory in place."""
         return v is not None and v >= 0 and self.graph.values[v].storage not in self._mutated
 
     def is_plain(self, v: int | None, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32) -> bool:
-        """Whether a value is of this type and shape, row after row in memory, and nothing changes it in place."""
+        """Return whether a value has this type and shape, is contiguous, and never changes in place."""
         if v is None or not self.is_stable(v):
             return False
         value = self.graph.values[v]
@@ -50,7 +54,7 @@ class DefUse:
         return fits and is_contiguous(value)
 
     def untransposed(self, v: int | None) -> int | None:
-        """What a value is the transposed of."""
+        """Return the matrix that a value is the transpose of; None if it is not a transpose."""
         op = self.maker(v, "aten.t.default", "aten.transpose.int", "aten.permute.default")
         if op is None or v is None:
             return None
@@ -61,14 +65,14 @@ class DefUse:
         return base if is_transposed else None
 
     def shown(self, v: int) -> int:
-        """The value whose elements this shows in another shape, all of them and in the same order."""
+        """Return the original of views that show all its elements in the same order, in other shapes."""
         values = self.graph.values
         while (op := self.maker(v, *SHOWS)) is not None and values[ref(op.args[0])].numel == values[v].numel:
             v = ref(op.args[0])
         return v
 
     def flat(self, v: int | None) -> int | None:
-        """The value of one dimension that this is a view of, with dimensions of size 1 added."""
+        """Return the vector that a value shows with additional dimensions of size 1; None for other values."""
         while v is not None and len(self.graph.values[v].shape) != 1:
             op = self.maker(v, "aten.view.default", "aten.unsqueeze.default", "aten._unsafe_view.default")
             if op is None or self.graph.values[v].numel != max((*self.graph.values[v].shape, 1)):
@@ -78,11 +82,11 @@ class DefUse:
 
 
 def ref(argument: Any) -> int:
-    """The value that an argument is; -1 if the argument is not a value."""
+    """Return the number of the value in an argument; -1 if the argument is not a value."""
     return argument.value if isinstance(argument, Ref) else -1
 
 
 def is_contiguous(value: Value) -> bool:
-    """Whether a value's elements lie row after row, with nothing between them."""
+    """Return whether a value's elements are contiguous in memory."""
     steps = [math.prod(value.shape[axis + 1 :]) for axis in range(len(value.shape))]
     return all(size == 1 or own == step for size, own, step in zip(value.shape, value.stride, steps, strict=True))

@@ -1,6 +1,7 @@
-"""Rows that edges take from a table and sums of edges at its rows, as chains of edges have them.
+"""Prepares a graph so that chains of edges can contain gathers (rows of a table per edge) and sums of edges per row.
 
-What edges have of rows is made again for each use, if that costs less than memory for all edges.
+A chain can contain a gather only if it uses the gathered rows itself. So each use of gathered rows gets its own gather,
+if that costs less than memory for all edges.
 """
 
 from collections import Counter
@@ -23,9 +24,9 @@ _MOVES = {
     "aten.index_add.default": "sum_at", "aten.scatter_add.default": "sum_at",
     "popgeo.gather.default": "take", "popgeo.scatter_sum.default": "sum_at",
 }  # fmt: skip
-_MOST_SUMMED = 4096  # elements: our own sum needs no order of edges, and its call costs less than that from here on
-_MOST_STEPS = 8  # that are run again to make a value of edges
-_SMALL = 8  # an operand with that many times fewer elements may be kept for it
+_MOST_SUMMED = 4096  # elements; a larger scatter_sum runs faster by itself, since it needs no sorted edges
+_MOST_STEPS = 8  # steps to compute a value of edges again
+_SMALL = 8  # operands with this factor fewer elements may stay in memory for it
 _REDUCED = {"sum": "sum_at", "amax": "max_at", "amin": "min_at"}
 _IN_PLACE = "aten.index_add_.default", "aten.scatter_add_.default", "aten.scatter_reduce_.two"
 _FILLED = {"aten.new_zeros.default": "aten.zeros.default", "aten.new_ones.default": "aten.ones.default"}
@@ -34,13 +35,13 @@ _ZEROS = "aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.defaul
 
 @dataclass(frozen=True, kw_only=True)
 class RowMove:
-    """An operation between edges and the rows of a table, by the first dimension of both.
+    """A gather or scatter between edges and the rows of a table, along the first dimension of both.
 
     Attributes:
-        code: `take`, or what joins the edges of a row: `sum_at`, `max_at`, `min_at`.
-        moved: The table that rows are taken from, or what edges have for it.
-        index: The row of each edge.
-        num_rows: Of the table.
+        code: `take` for a gather; `sum_at`, `max_at` or `min_at` for a scatter.
+        moved: The value that is gathered (the table) or scattered (of the edges).
+        index: The value with the row of each edge.
+        num_rows: Rows of the table.
     """
 
     code: str
@@ -50,16 +51,16 @@ class RowMove:
 
 
 def row_moves(graph: OpGraph) -> tuple[OpGraph, Mapping[int, RowMove]]:
-    """The graph, and what it moves between edges and rows, by the value that is made.
+    """Return a prepared graph, and its gathers and scatters by the value that each one makes.
 
-    Sums into new zeros make a value of their own instead of changing the zeros, and rows are taken again for each use.
+    In the prepared graph, scatters into new zeros return a new value, and each use of gathered rows has its own gather.
     """
     graph = _out_of_place(graph)
     found = _moves(graph)
     taken = {v for v, move in found.items() if move.code == "take"}
     if not taken:
         return graph, found
-    graph = RowsAtUses(graph, taken, found.keys() - taken).graph()
+    graph = _GatherAtUses(graph, taken, found.keys() - taken).graph()
     return graph, _moves(graph)
 
 
@@ -69,17 +70,18 @@ def _moves(graph: OpGraph) -> dict[int, RowMove]:
 
 
 def _move_of(uses: DefUse, op: Op) -> RowMove | None:
+    """Return an operation as a gather or scatter that chains can contain; None if it is not."""
     values, code, ours = uses.graph.values, _MOVES.get(op.target), op.target.startswith("popgeo.")
     if op.target == "aten.scatter_reduce.two" and op.kwargs.get("include_self") is False:
         code = _REDUCED.get(op.args[4])
-    has_plan = ours and len(op.reads()) > 2  # of the user's own
+    has_plan = ours and len(op.reads()) > 2  # the user has sorted the edges
     if code is None or op.kwargs.get("alpha", 1) != 1 or has_plan:
         return None
     first, (made,), takes = ref(op.args[0]), op.makes(), code == "take"
     edges = made if takes else first if ours else ref(op.args[3])
     table = first if takes else made
     shape = values[edges].shape
-    # One edge would be no dimension of a chain.
+    # Chains have no dimensions of size 1, so a single edge does not count.
     is_served = len(shape) > 0 and shape[0] > 1 and values[edges].numel > 0 and values[table].dtype is torch.float32
     if not is_served or values[table].shape[1:] != shape[1:] or not (uses.is_plain(made) and uses.is_plain(edges)):
         return None
@@ -92,8 +94,8 @@ def _move_of(uses: DefUse, op: Op) -> RowMove | None:
 
 
 def _out_of_place(graph: OpGraph) -> OpGraph:
-    """The graph with sums into new zeros making a value instead of changing the zeros, which are made of nothing."""
-    graph = with_ops(graph, [_made_of_nothing(op, graph.values) for op in graph.ops], graph.outputs)
+    """Return the graph with each in-place scatter into new zeros replaced by a scatter that returns a new value."""
+    graph = with_ops(graph, [_without_prototype(op, graph.values) for op in graph.ops], graph.outputs)
     uses, values, ops = DefUse(graph), list(graph.values), list(graph.ops)
     storages = new_storages(values)
     writers = Counter(values[v].storage for op in graph.ops for v in op.writes)
@@ -111,8 +113,8 @@ def _out_of_place(graph: OpGraph) -> OpGraph:
     return with_ops(graph, ops, graph.outputs, values=values)
 
 
-def _made_of_nothing(op: Op, values: Sequence[Value]) -> Op:
-    """Zeros or ones without the tensor whose type they have, so that this tensor is not needed for that."""
+def _without_prototype(op: Op, values: Sequence[Value]) -> Op:
+    """Return zeros or ones by shape and type instead of a prototype tensor, which may then be unused."""
     if op.target not in _FILLED:
         return op
     shape, dtype = list(op.args[1]), values[op.makes()[0]].dtype
@@ -120,10 +122,10 @@ def _made_of_nothing(op: Op, values: Sequence[Value]) -> Op:
 
 
 def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
-    """The row of each edge, for a gather or a sum of rows of this shape; None where elements have rows of their own."""
+    """Return the value with the row of each edge, for a gather or scatter; None if elements have different rows."""
     v = ref(op.args[1] if op.target.startswith("popgeo.") else op.args[2])
     if op.target in ("aten.gather.default", "aten.scatter_add.default", "aten.scatter_reduce.two"):
-        # Given for each element.
+        # These take a row for each element; it must be the same for all elements of an edge.
         values = uses.graph.values
         if values[v].shape != tuple(shape):
             return None
@@ -135,18 +137,18 @@ def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
 
 
 def _is_zero(uses: DefUse, v: int) -> bool:
-    """Whether a value that nothing changes in place is zero."""
+    """Return whether a value that never changes in place is zero."""
     constant = uses.graph.constants.get(v)
     return uses.maker(v, *_ZEROS) is not None if constant is None else not constant.any()
 
 
-class RowsAtUses:
-    """A graph in which each element-wise use of rows that edges take, and of what is made of them, is to have its own.
+class _GatherAtUses:
+    """A rewriter of a graph that gives each use of gathered rows, and of values computed from them, its own copy.
 
     Args:
-        graph: In which sums into new zeros make a value of their own.
-        taken: The values that are rows of a table, one for each edge.
-        joined: The values that edges are joined to, row by row.
+        graph: The graph, in which scatters return new values.
+        taken: The values of gathers.
+        joined: The values of scatters.
     """
 
     def __init__(self, graph: OpGraph, taken: Set[int], joined: Set[int]) -> None:
@@ -155,10 +157,10 @@ class RowsAtUses:
         self._storages = new_storages(graph.values)
         self._mutated = graph.mutated_storages()
         self._maker: dict[int, Op] = {}
-        self._steps: dict[int, int] = {}  # to make a value again
+        self._steps: dict[int, int] = {}  # steps to compute a value again
 
     def graph(self) -> OpGraph:
-        """The graph if they have."""
+        """Return the rewritten graph."""
         for op in self._graph.ops:
             computes = fits(op, self._graph.values)
             joins = not self._joined.isdisjoint(op.makes()) or op.target.startswith("aten.sum.")
@@ -172,7 +174,7 @@ class RowsAtUses:
         return drop_unused(with_ops(self._graph, self._ops, self._graph.outputs, values=self._values))
 
     def _steps_of(self, op: Op, computes: bool) -> int | None:
-        """How many steps it takes to make the result again; None if that costs too much or may not be."""
+        """Return the number of steps to compute the result again; None if that is too many or not allowed."""
         (made,), values = op.makes(), self._graph.values
         if made in self._taken:
             return 0
@@ -185,7 +187,7 @@ class RowsAtUses:
         return steps if again and small and steps <= _MOST_STEPS else None
 
     def _remake(self, v: int, own: dict[int, int]) -> None:
-        """Adds what makes a value again, as `own` then says; nothing if it is not to be made again."""
+        """Append operations that compute a value again, and note the new value in `own`, if that is allowed."""
         if v in own or v not in self._steps:
             return
         op, value = self._maker[v], self._values[v]
@@ -199,10 +201,10 @@ class RowsAtUses:
 
 
 class EdgeOrders:
-    """The orders of edges that the chains of a graph need, each made once, before it is needed first.
+    """The sorted edges that the chains of a graph need; each is computed once, before its first use.
 
     Args:
-        values: The graph's, to which those of the orders are added.
+        values: The values of the graph; new values are appended.
     """
 
     def __init__(self, values: list[Value]) -> None:
@@ -211,7 +213,14 @@ class EdgeOrders:
         self._made: dict[tuple[int, int], int] = {}
 
     def order(self, index: int, num_rows: int, op: Op, ops: list[Op]) -> int:
-        """The value of the edges in order of their rows; what makes it is added to the operations if it is new."""
+        """Return the value with the edges sorted by row; append its operation to `ops` if it is new.
+
+        Args:
+            index: The value with the row of each edge.
+            num_rows: Rows of the table.
+            op: The operation that needs it, whose place in the source the new operation gets.
+            ops: The operations so far.
+        """
         key = index, num_rows
         if key not in self._made:
             like = self.values[index]

@@ -1,4 +1,4 @@
-"""Finds element-wise operations that can run as one chain, and puts one operation in their place."""
+"""Finds element-wise operations that can run as one chain, and replaces them by one operation."""
 
 import functools
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from popgeo.engine.fuse.open_chain import OpenChain, elements_of, summed_dimensi
 from popgeo.engine.out_variants import has_fixed_place
 from popgeo.native import library
 
-# A chain waits for operations that continue it, and keeps its operands alive meanwhile.
+# Open chains at one time; an open chain waits for operations that continue it, and keeps its operands alive.
 _MOST_OPEN = 4
 
 
 def join_chains(graph: OpGraph) -> OpGraph:
-    """The graph with chains of element-wise operations as one operation each, before the first operation that needs it.
+    """Return the graph with each chain of element-wise operations as one operation.
 
-    An operation between those of a chain runs before it, which is allowed as long as neither touches memory that the
-    other changes. Sums over what a chain makes are taken into it while it is open. A chain of edges also takes their
-    rows of tables and joins them at rows, which then are never in memory edge by edge. On processors that cannot
-    multiply and add at once, all of them older than 2014, the graph stays as it is.
+    A chain runs before the first operation that needs one of its values. An operation that stood between those of a
+    chain runs before the chain. That is allowed if neither of them touches memory that the other changes. A chain also
+    takes sums of its values. A chain of edges also takes gathers and scatters, so gathered rows are never in memory for
+    all edges. On processors without fused multiply-add, which are older than 2014, the graph stays unchanged.
     """
     if not _is_fast():
         return graph
@@ -42,7 +42,7 @@ def _is_fast() -> bool:
 
 
 def describe_joined(graph: OpGraph) -> str:
-    """How many operations run in how many chains; empty if none do."""
+    """Return a text with the numbers of operations and chains; empty without chains."""
     chains = [op.args[0] for op in graph.ops if op.target in (CHAIN, EDGE_CHAIN)]
     if not chains:
         return ""
@@ -58,10 +58,10 @@ class _Search:
         self._items: list[Op | OpenChain] = []
 
     def add(self, op: Op) -> None:
-        """Takes one operation into a chain, or leaves it as it is after the chains that it depends on."""
+        """Add one operation to a chain, or put it after the chains that it depends on."""
         touched, changed = self._touched(op)
         near = [chain for chain in self._open if chain.conflicts(touched, changed)]
-        chain = self._joined(op, near)
+        chain = self._chain_for(op, near)
         if chain is None:
             for other in near:
                 self._emit(other)
@@ -80,34 +80,34 @@ class _Search:
             else:
                 ops.append(item)
         needed = {v for op in ops for v in op.reads()} | {*graph.outputs}
-        # Zeros that sums were added to.
+        # Zeros whose scatter is now in a chain have no reader.
         ops = [op for op in ops if operation_of(op.target).out is not Out.ZEROS or not needed.isdisjoint(op.makes())]
         return with_ops(graph, ops, graph.outputs, values=orders.values)
 
     def _move_of(self, op: Op) -> Any:
-        """How an operation moves rows along edges; None if it moves none, or makes no value of its own."""
+        """Return the gather or scatter of an operation; None if it is neither."""
         made = op.makes()
         return self._moves.get(made[0]) if len(made) == len(op.outputs) == 1 else None
 
-    def _joined(self, op: Op, near: Sequence[OpenChain]) -> OpenChain | None:
-        """The chain that has taken the operation in; None if none can."""
+    def _chain_for(self, op: Op, near: Sequence[OpenChain]) -> OpenChain | None:
+        """Return the chain that has taken the operation; None if no chain can."""
         graph, move = self.graph, self._move_of(op)
         sums = summed_dimensions(op, graph.values) is not None
         if not sums and move is None and not fits(op, graph.values):
             return None
         new = OpenChain(elements_of(op, graph.values, move))
-        alike = [chain for chain in near if chain.sizes == new.sizes]
-        if sums and not alike:
+        fitting = [chain for chain in near if chain.sizes == new.sizes]
+        if sums and not fitting:
             return None
         for other in near:
-            if other not in alike:
+            if other not in fitting:
                 self._emit(other)
-        for other in alike[1:]:
-            if alike[0].take_over(other, graph, self._move_of):
+        for other in fitting[1:]:
+            if fitting[0].take_over(other, graph, self._move_of):
                 self._open.remove(other)
             else:
                 self._emit(other)
-        for chain in alike[:1]:
+        for chain in fitting[:1]:
             if chain.add(op, graph, move):
                 return chain
             self._emit(chain)
@@ -126,7 +126,7 @@ class _Search:
         return {storage[v] for v in op.reads() + op.makes()}, {storage[v] for v in op.writes}
 
     def _shared(self) -> set[int]:
-        """The storages that several chains or operations read or change, and those that are returned."""
+        """Return the storages that several chains or operations touch, and the storages of results."""
         shared = {self._storage[v] for v in self.graph.outputs if v is not None}
         only_user: dict[int, int] = {}
         for item in self._items:
@@ -136,8 +136,8 @@ class _Search:
 
 
 def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrders, ops: list[Op]) -> None:
-    """Adds one operation in place of those of a chain; the same ones if it is not a gain."""
-    # Alone, an operation that torch writes into given memory runs as well by itself; others allocate at each run.
+    """Append a chain as one operation, or its operations if a chain is not faster."""
+    # A single operation gains from a chain only if torch cannot write its result into given memory.
     first, last = chain.ops[0], chain.ops[-1]
     alone = first is last and (bool(first.writes) or has_fixed_place(graph, first))
     if alone and chain.content.joins_at is None:

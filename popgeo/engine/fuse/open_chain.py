@@ -1,4 +1,4 @@
-"""A chain while it is being found: takes in operations one by one and keeps account of the memory that it touches."""
+"""A chain under construction: takes operations one by one and keeps account of the memory that they touch."""
 
 import copy
 import math
@@ -16,20 +16,25 @@ from popgeo.engine.fuse.edge_rows import RowMove
 _MOST_STEPS = 48
 SUMS = ("aten.sum.dim_IntList", "aten.sum.default")
 
-Key = tuple[int, int, tuple[int, ...]]  # storage, offset and strides: the same elements in the same order
+Key = tuple[int, int, tuple[int, ...]]  # storage, offset and strides identify elements in an order
 
 
 @dataclass(kw_only=True)
 class ChainContent:
-    """All that an operation adds to a chain.
+    """The content of a chain.
 
     Attributes:
-        made: The storages that the chain makes.
-        tables: What edges take rows from or are joined at: the index and the number of rows.
-        joins_at: The one of them at which the chain joins what edges have, if it does.
-        changed: The elements in each storage that was there before and that the chain changes.
+        made: The storages that the chain creates.
+        tables: The tables of gathers and scatters: the value of the index, and the number of rows.
+        joins_at: The table of the chain's scatters; None without scatters.
+        changed: The elements that the chain changes in each storage from before the chain.
         read: The elements that the chain reads, by storage.
-        numbers: The numbers that steps take, by their text, which tells 0 from -0.
+        held: The source of each value that the chain has computed or gathered.
+        steps: The instructions, in order.
+        operands: Places of values from before the chain.
+        numbers: Numbers of the steps, by their text, which tells 0 from -0.
+        sums: The step and the place of each sum or scatter.
+        places: The place of each value in `held`.
     """
 
     made: set[int] = field(default_factory=set)
@@ -45,19 +50,19 @@ class ChainContent:
     places: dict[Key, ElementPlace] = field(default_factory=dict)
 
     def copied(self) -> "ChainContent":
-        """A copy that changes apart from this one."""
+        """Return a copy that shares no table with this content."""
         parts = {one.name: copy.copy(getattr(self, one.name)) for one in fields(self)}
         return ChainContent(**parts | {"read": {storage: set(keys) for storage, keys in self.read.items()}})
 
 
 def elements_of(op: Op, values: Sequence[Value], move: RowMove | None = None) -> Value:
-    """A value of the elements that an operation goes through."""
+    """Return the value with the elements that an operation iterates over."""
     joined = move.moved if move is not None and move.code in AT_ROWS else None
     return values[joined if joined is not None else op.reads()[0] if op.target in SUMS else op.makes()[0]]
 
 
 def summed_dimensions(op: Op, values: Sequence[Value]) -> list[int] | None:
-    """Which dimensions an operation sums away; None if it is not a sum that a chain can end in."""
+    """Return the dimensions that a sum removes; None if the operation is not a sum that a chain can contain."""
     if op.target not in SUMS or op.kwargs:
         return None
     operand, result = values[op.reads()[0]], values[op.makes()[0]]
@@ -68,15 +73,15 @@ def summed_dimensions(op: Op, values: Sequence[Value]) -> list[int] | None:
 
 
 class OpenChain:
-    """Operations on the same elements, in order.
+    """A chain that can take more operations on the same elements.
 
     Args:
-        first: A value of these elements, whose order of dimensions in memory the chain follows.
+        first: A value of these elements; the chain follows the order of its dimensions in memory.
 
     Attributes:
         sizes: The shape of the elements without dimensions of size 1.
-        ops: What it represents.
-        content: The steps of these operations, and the memory that they touch.
+        ops: The operations so far.
+        content: Their steps, and the memory that they touch.
     """
 
     def __init__(self, first: Value) -> None:
@@ -87,12 +92,12 @@ class OpenChain:
         self._order = sorted(range(len(strides)), key=lambda d: -strides[d])
 
     def conflicts(self, touched: Collection[int], changed: Collection[int]) -> bool:
-        """Whether something that touches and changes these storages must stay on its side of the chain."""
+        """Return whether an operation that touches and changes these storages must not cross the chain."""
         apart = self.content.made.isdisjoint(touched) and self.content.changed.keys().isdisjoint(touched)
         return not apart or not self.content.read.keys().isdisjoint(changed)
 
     def add(self, op: Op, graph: OpGraph, move: RowMove | None = None) -> bool:
-        """Takes in an operation on its elements; False, with nothing changed, where the memory does not allow it."""
+        """Add an operation on the chain's elements; return False and change nothing if its memory forbids that."""
         before, self.content = self.content, self.content.copied()
         if move is not None:
             added = self._add_move(op, graph, move)
@@ -105,7 +110,7 @@ class OpenChain:
         return True
 
     def take_over(self, other: "OpenChain", graph: OpGraph, move_of: Callable[[Op], RowMove | None]) -> bool:
-        """Takes in all of another chain that touches no memory which this one changes; False, with nothing changed."""
+        """Add all operations of another chain; return False and change nothing if one of them does not fit."""
         ops, before = list(self.ops), self.content
         if self._order == other._order and all(self.add(op, graph, move_of(op)) for op in other.ops):
             return True
@@ -113,7 +118,12 @@ class OpenChain:
         return False
 
     def program(self, outside: Collection[int], orders: Mapping[tuple[int, int], int]) -> Chain:
-        """The chain, which leaves in memory only what something outside touches; `orders` are values, by table."""
+        """Return the finished chain.
+
+        Args:
+            outside: The storages that other operations touch; the chain stores only results in these.
+            orders: The value with the sorted edges of each table.
+        """
         kept = self.content.made.intersection(outside) | self.content.changed.keys()
         held = {key: source for key, source in self.content.held.items() if key[0] in kept}
         steps = {key: self._step("copy", s) if s.kind is Kind.VALUE else s for key, s in held.items()}
@@ -191,7 +201,7 @@ class OpenChain:
         return True
 
     def _add_move(self, op: Op, graph: OpGraph, move: RowMove) -> bool:
-        """Rows of a table for the edges, or the edges of each row joined."""
+        """Add a gather or a scatter."""
         (made,), taken = op.makes(), graph.values[move.moved]
         result, table = graph.values[made], (move.index, move.num_rows)
         self.content.tables.add(table)
@@ -200,7 +210,7 @@ class OpenChain:
             storage, offset, strides = self._key(taken, result.shape)
             if storage in self.content.made or storage in self.content.changed:
                 return False
-            if taken.shape[0] == 1:  # one row, whose stride does not count
+            if taken.shape[0] == 1:  # the stride of a single row is arbitrary
                 strides = (0, *strides[1:])
             self.content.read.setdefault(storage, set()).add((storage, offset, (*strides, -1 - move.index)))
             self.content.held[key] = self._operand(ElementPlace(value=move.moved, strides=strides, index=move.index))
@@ -217,7 +227,7 @@ class OpenChain:
         return True
 
     def _source(self, v: int, value: Value, shape: tuple[int, ...]) -> Source | None:
-        """What an operation takes; None if it looks otherwise at memory that the chain makes or changes."""
+        """Return the source of an operand; None if it is a different view of memory that the chain makes or changes."""
         key = self._key(value, shape)
         if key in self.content.held:
             return self.content.held[key]
@@ -243,14 +253,14 @@ class OpenChain:
         return Source(Kind.NUMBER, list(self.content.numbers).index(repr(number)))
 
     def _key(self, value: Value, shape: tuple[int, ...]) -> Key:
-        """Which memory an operation with a result of this shape sees in a value, in the order of the chain."""
+        """Return the elements of a value that an operation with a result of this shape reads, in the chain's order."""
         missing = len(shape) - len(value.shape)
         own = [0] * missing + [step if size != 1 else 0 for size, step in zip(value.shape, value.stride, strict=True)]
         strides = [step for step, whole in zip(own, shape, strict=True) if whole != 1]
         return value.storage, value.offset, tuple(strides[d] for d in self._order)
 
     def _is_plain(self) -> bool:
-        """Whether it is short enough, and all memory is that of rows and columns."""
+        """Return whether the chain is short enough, and all its places are rows and columns."""
         now = self.content
         places = [place.strides for place in (*now.operands, *now.places.values(), *(p for _, p in now.sums))]
         if len(now.steps) > _MOST_STEPS:

@@ -1,4 +1,4 @@
-"""Prepares interactions for the engine: each has working memory, and structures that are packed once for all runs."""
+"""Gives interactions working memory, and packs the arguments of their kernels once for all runs."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -21,9 +21,9 @@ CFCONV = "popgeo.cfconv.default"
 
 
 def plan_interactions(graph: OpGraph) -> OpGraph:
-    """The graph with working memory for its interactions, and backward passes that make only what is read.
+    """Return the graph with working memory for its interactions, and backward passes that make only needed gradients.
 
-    An interaction that the kernels do not serve runs as torch knows it.
+    An interaction that the kernels do not support runs as torch's operation.
     """
     if not any(op.target in (FORWARD, BACKWARD, SECOND) for op in graph.ops) or not interaction_call.is_served():
         return graph
@@ -32,7 +32,7 @@ def plan_interactions(graph: OpGraph) -> OpGraph:
     ops: list[Op] = []
     for op in graph.ops:
         if op.target in (BACKWARD, SECOND):
-            op = _narrowed(uses, op)
+            op = _without_unread_gradients(uses, op)
         if op.target in (FORWARD, BACKWARD, SECOND) and _is_served(uses, op):
             nbytes = _stand_in(op, uses).workspace(is_second=op.target == SECOND).numel()
             memory = {"shape": (nbytes,), "stride": (1,), "offset": 0, "dtype": torch.uint8}
@@ -43,10 +43,10 @@ def plan_interactions(graph: OpGraph) -> OpGraph:
 
 
 def describe_interactions(joined: OpGraph) -> str:
-    """How many interactions of a graph have their filters on a grid; empty if it has no interaction.
+    """Return a text: how many interactions of a graph have filters on a grid; empty without interactions.
 
     Args:
-        joined: As it runs.
+        joined: The graph that runs.
     """
     count = sum(op.target == FORWARD for op in joined.ops)
     total = count + len({ref(op.args[1]) for op in joined.ops if op.target == CFCONV})
@@ -56,7 +56,7 @@ def describe_interactions(joined: OpGraph) -> str:
 
 
 def _is_served(uses: DefUse, op: Op) -> bool:
-    """Whether the operands lie in memory as the kernels read them, and stay as they are."""
+    """Return whether the kernels can read the operands: contiguous, and never changed in place."""
     call: Any = InteractionCall(*op.args[:NUM_ARGUMENTS])
     num_edges = uses.graph.values[call.src.value].shape[0]
     values = [(ref(t), uses.graph.values[ref(t)]) for t in (*call.tensors, call.plan, call.weights) if t is not None]
@@ -70,7 +70,7 @@ def _is_served(uses: DefUse, op: Op) -> bool:
 
 
 def _stand_in(op: Op, uses: DefUse) -> InteractionCall:
-    """The call on tensors of which only shape and type are read."""
+    """Return the call with stand-in tensors, which have a shape and a type but almost no memory."""
 
     def tensor(v: int) -> Tensor:
         value = uses.graph.values[v]
@@ -79,8 +79,8 @@ def _stand_in(op: Op, uses: DefUse) -> InteractionCall:
     return InteractionCall(*substitute(op.args[:NUM_ARGUMENTS], tensor))
 
 
-def _narrowed(uses: DefUse, op: Op) -> Op:
-    """A backward pass that makes only what is read: derivatives by positions go no further in training."""
+def _without_unread_gradients(uses: DefUse, op: Op) -> Op:
+    """Return a backward pass without unread gradients; training, for example, does not read gradients of positions."""
     made = iter(op.outputs)
     kept = [next(made) if is_wanted else None for is_wanted in op.args[-1]]
     kept = [v if v in uses.users or v in uses.returned else None for v in kept]
@@ -106,14 +106,14 @@ def _prepare(pack: Callable[..., bytes]) -> Prepare:
     def prepare(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
         results = [tensors[v] for v in op.makes()]
         late, _ = late_arguments(op, tensors)
-        if not results or results[-1].dtype is not torch.uint8:  # it was left without working memory
+        if not results or results[-1].dtype is not torch.uint8:  # `plan_interactions` gave it no working memory
             return None
 
         structures: dict[int, bytes] = {}
 
         def call(*operands: Tensor) -> None:
             num_threads = torch.get_num_threads()
-            if late or num_threads not in structures:  # the places of late ones are new at each run
+            if late or num_threads not in structures:  # late operands have new addresses at each run
                 known = {**tensors, **dict(zip(late, operands, strict=True))}
                 args = substitute(op.args, known.__getitem__)
                 interaction, rest = InteractionCall(*args[:NUM_ARGUMENTS]), args[NUM_ARGUMENTS:]

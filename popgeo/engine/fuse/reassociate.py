@@ -1,13 +1,12 @@
-"""Puts products in the order that costs less.
+"""Multiplies in the cheaper order: products with one matrix per edge without making these matrices.
 
-The rule looks at one operation and at what made its operands, and names a function that does the same. Results are
-those of the operations as written up to the order in which numbers are added, in forward and backward passes alike.
-What a machine is charged for is the graph as it was written.
+Edge-conditioned convolutions compute a matrix for each edge with a linear layer of its features:
+`A_e = sum_f e_f W_f + B`. A row times that matrix, `x A_e = sum_f (e_f x) W_f + x B`, needs only rows of edges. The
+same holds for the gradients of x, e, W and B. It saves memory of [num_edges, rows, columns] per layer in the forward
+and in the backward pass, and the time to write and read it.
 
-Products by a matrix for each edge, as in edge-conditioned convolutions, are made without the matrices: a layer makes
-the matrix of an edge of its features, `A_e = sum_f e_f W_f + B`, so `x A_e = sum_f (e_f x) W_f + x B`, whose operands
-are rows of edges; so is the gradient by each part. It saves memory of [num_edges, rows, columns] for each such layer,
-forward and backward, and the time to write and read it.
+The rule looks at one operation and at the operations that made its operands, and replaces it by a function that gives
+the same result, up to the order of sums. A simulated machine accounts for the original graph.
 """
 
 import math
@@ -23,28 +22,28 @@ from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.engine.fuse.def_use import SHOWS, DefUse, ref
 
 _MM, _BMM = "aten.mm.default", "aten.bmm.default"
-LEAST_PRODUCT = 2**16  # elements: smaller operands are left alone
-# A function that replaces an operation, the values that it takes, and what else it depends on.
-Instead = tuple[Callable[..., Any], Sequence[int], Any]
+LEAST_PRODUCT = 2**16  # elements; smaller products are left alone
+# A function that replaces an operation, its operands, and a key of the other things that it depends on.
+Replacement = tuple[Callable[..., Any], Sequence[int], Any]
 
 
 def reassociate(graph: OpGraph) -> OpGraph:
-    """The graph with a function in the place of each operation that one does the work of at less cost."""
+    """Return the graph with each expensive product replaced by a cheaper function."""
     uses = DefUse(graph)
     found = [without_edge_matrices(uses, op) for op in graph.ops]
     if not any(found):
         return graph
     writer = GraphWriter(graph)
-    for op, instead in zip(graph.ops, found, strict=True):
-        if instead is None:
+    for op, replacement in zip(graph.ops, found, strict=True):
+        if replacement is None:
             writer.add(op)
         else:
-            writer.put(op, *instead)
+            writer.put(op, *replacement)
     return writer.graph()
 
 
-def without_edge_matrices(uses: DefUse, op: Op) -> Instead | None:
-    """What does the work of a product with such matrices, or of a gradient by what they are made of, without them."""
+def without_edge_matrices(uses: DefUse, op: Op) -> Replacement | None:
+    """Return the replacement of a product with a matrix per edge, or of one of its gradients; None for other ops."""
     if op.target == _BMM:
         return _row_times_matrix(uses, op)
     if op.target == _MM:
@@ -55,7 +54,8 @@ def without_edge_matrices(uses: DefUse, op: Op) -> Instead | None:
     return None if outer is None else (bias_gradient, outer[:2], "bias")
 
 
-def _row_times_matrix(uses: DefUse, op: Op) -> Instead | None:
+def _row_times_matrix(uses: DefUse, op: Op) -> Replacement | None:
+    """Return the replacement of `bmm(x, A)` or `bmm(x, A.transpose(1, 2))` for a row x per edge."""
     values, (rows, matrices) = uses.graph.values, map(ref, op.args)
     whole = _transposed(uses, matrices)
     v = matrices if whole is None else whole
@@ -72,7 +72,7 @@ def _row_times_matrix(uses: DefUse, op: Op) -> Instead | None:
 
 
 def _only_multiply_rows(uses: DefUse, v: int) -> bool:
-    """Whether nothing but products with a row for each edge needs the matrices, so that they need not be made."""
+    """Return whether only products with a row per edge read the matrices, so that they are not needed."""
     values = uses.graph.values
     for op in map(uses.graph.ops.__getitem__, uses.users.get(v, ())):
         if op.target in (*SHOWS, "aten.transpose.int"):
@@ -84,7 +84,8 @@ def _only_multiply_rows(uses: DefUse, v: int) -> bool:
     return v not in uses.returned
 
 
-def _gradient(uses: DefUse, op: Op) -> Instead | None:
+def _gradient(uses: DefUse, op: Op) -> Replacement | None:
+    """Return the replacement of the gradient of the layer's features or weight."""
     a, b = map(ref, op.args)
     turned = uses.untransposed(a)
     outer = _outer_products(uses, a if turned is None else turned)
@@ -96,7 +97,10 @@ def _gradient(uses: DefUse, op: Op) -> Instead | None:
 
 
 def _outer_products(uses: DefUse, v: int) -> tuple[int, int, Sequence[int]] | None:
-    """The columns and the rows whose products lie in [num_edges, rows * columns], and the shape of these products."""
+    """Return the columns and the rows of outer products in [num_edges, rows * columns], and the products' shape.
+
+    The gradient of the matrix of an edge is the outer product of its row x and the gradient of `x A_e`.
+    """
     product, values = uses.maker(uses.shown(v), _BMM), uses.graph.values
     if product is None:
         return None
@@ -106,55 +110,56 @@ def _outer_products(uses: DefUse, v: int) -> tuple[int, int, Sequence[int]] | No
 
 
 def _is_gain(num_features: int, shape: Sequence[int]) -> bool:
-    """Whether rows scaled by each feature take less memory than the matrices."""
+    """Return whether rows scaled by each feature take less memory than the matrices."""
     return num_features <= min(shape[1:]) and math.prod(shape) >= LEAST_PRODUCT
 
 
 def _transposed(uses: DefUse, v: int) -> int | None:
+    """Return the matrices that a value is the transpose of, edge by edge; None if it is not a transpose."""
     op = uses.maker(v, "aten.transpose.int")
     return ref(op.args[0]) if op is not None and sorted(d % 3 for d in op.args[1:]) == [1, 2] else None
 
 
 def rows_times_matrices(x: Tensor, features: Tensor, weight: Tensor, *bias: Tensor, sizes: Sequence[int]) -> Tensor:
-    """`bmm(x, linear(features, weight, bias).view(-1, *sizes))` for x of shape [num_edges, 1, sizes[0]]."""
+    """Compute `bmm(x, linear(features, weight, bias).view(-1, *sizes))` for x of shape [num_edges, 1, sizes[0]]."""
     x = x.squeeze(1)
     made = torch.mm(_scaled(x, features), _by_feature(weight, sizes))
     return (torch.addmm(made, x, bias[0].view(*sizes)) if bias else made).unsqueeze(1)
 
 
 def rows_times_transposed(x: Tensor, features: Tensor, weight: Tensor, *bias: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The same by the transposed matrices, for x of shape [num_edges, 1, sizes[1]]."""
+    """Compute `rows_times_matrices` with transposed matrices, for x of shape [num_edges, 1, sizes[1]]."""
     x = x.squeeze(1)
     made = (_products(x, weight, sizes) * features.unsqueeze(2)).sum(1)
     return (torch.addmm(made, x, bias[0].view(*sizes).t()) if bias else made).unsqueeze(1)
 
 
 def weight_gradient(x: Tensor, grad: Tensor, features: Tensor, sizes: Sequence[int]) -> Tensor:
-    """`bmm(x, grad).flatten(1).t() @ features`, for [num_edges, sizes[0], 1] and [num_edges, 1, sizes[1]]."""
+    """Compute `bmm(x, grad).flatten(1).t() @ features`; x: [num_edges, sizes[0], 1], grad: [num_edges, 1, sizes[1]]."""
     made = torch.mm(_scaled(x.squeeze(2), features).t(), grad.squeeze(1))
     return made.view(features.shape[1], -1).t().contiguous()
 
 
 def features_gradient(x: Tensor, grad: Tensor, weight: Tensor, sizes: Sequence[int]) -> Tensor:
-    """`bmm(x, grad).flatten(1) @ weight`, likewise."""
+    """Compute `bmm(x, grad).flatten(1) @ weight` for x and grad as in `weight_gradient`."""
     return (_products(grad.squeeze(1), weight, sizes) * x.view(-1, 1, sizes[0])).sum(2)
 
 
 def bias_gradient(x: Tensor, grad: Tensor) -> Tensor:
-    """`bmm(x, grad).flatten(1).sum(0, keepdim=True)`, likewise."""
+    """Compute `bmm(x, grad).flatten(1).sum(0, keepdim=True)` for x and grad as in `weight_gradient`."""
     return torch.mm(x.squeeze(2).t(), grad.squeeze(1)).view(1, -1)
 
 
 def _scaled(rows: Tensor, features: Tensor) -> Tensor:
-    """Each row times each feature of its edge, next to one another."""
+    """Return each row times each feature of its edge: [num_edges, features * columns]."""
     return (features.unsqueeze(2) * rows.unsqueeze(1)).view(rows.shape[0], -1)
 
 
 def _products(rows: Tensor, weight: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Rows of sizes[1] numbers times the transposed matrix of each feature: [num_edges, features, sizes[0]]."""
+    """Return rows of sizes[1] numbers times the transposed matrix of each feature: [num_edges, features, sizes[0]]."""
     return torch.mm(rows, _by_feature(weight, sizes).t()).view(-1, weight.shape[1], sizes[0])
 
 
 def _by_feature(weight: Tensor, sizes: Sequence[int]) -> Tensor:
-    """A layer's weight [rows * columns, features] as the matrices of the features, one below the other."""
+    """Return a layer's weight [rows * columns, features] as [features * rows, columns], a matrix per feature."""
     return weight.t().contiguous().view(-1, sizes[1])

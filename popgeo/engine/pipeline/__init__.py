@@ -1,1 +1,1 @@
-"""Runs a step stage by stage: each pass with buffers of its own, and what passes hand on kept until it is used."""
+"""Runs a step stage by stage; each pass has its own buffers, and values for later passes wait until they are used."""

@@ -1,32 +1,37 @@
-"""Cuts a step into parts: one for the forward and one for the backward pass of each stage."""
+"""Cuts a step into parts: one part for the forward pass and one for the backward pass of each stage."""
 
 from collections.abc import Mapping, Sequence
 
 from popgeo.capture.op_graph import Input, Op, OpGraph, Role
-from popgeo.capture.passes import renumbered
+from popgeo.capture.passes import renumbered, with_producers
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.pipeline.replay import replayable
 from popgeo.engine.pipeline.staging import StagePart, Staging, StashedValue, owner_of, phase_of
 
 
 def parts_of(graph: OpGraph, staging: Staging, *, num_results: int, trained: Sequence[str] = ()) -> list[StagePart]:
-    """The parts of a step, in the order in which a micro-batch goes through them.
+    """Return the parts of a step in the order of a micro-batch's way through them.
 
-    A view is made again wherever it is needed, so that parts hand on whole tensors and each only once.
+    Each part creates the views that it needs, so parts exchange only whole tensors, and each tensor once.
 
     Args:
-        graph: The step of one micro-batch, constants folded.
-        staging: The stage of each of its operations.
-        num_results: How many of its outputs are results; the others are gradients.
-        trained: Names of the parameters in the order of the gradients.
+        graph: The step of one micro-batch, with constants folded.
+        staging: The stage of each operation.
+        num_results: Number of outputs that are results; the others are gradients.
+        trained: Names of the parameters, in the order of their gradients. Default: none.
 
     Raises:
-        ValueError: a stage needs what comes from a later one; the message names the module.
+        ValueError: a stage needs a value from a later stage; the message names the module.
     """
     return _Cutter(graph, staging, num_results, trained).parts()
 
 
 class _Cutter:
+    """The analysis of a step: the operations of each pass, and the values that passes exchange.
+
+    A pass is a stage with a direction; its rank is its place in the order of passes.
+    """
+
     def __init__(self, graph: OpGraph, staging: Staging, num_results: int, trained: Sequence[str]) -> None:
         self._graph, self._staging = graph, staging
         self._num_results, self._trained = num_results, trained
@@ -43,26 +48,26 @@ class _Cutter:
             for v in op.writes:
                 self._writers.setdefault(graph.values[v].storage, []).append(index)
         self._views = [graph.is_view(op) for op in graph.ops]
-        self._needs: list[set[int]] = [set() for _ in self._passes]  # operations of each pass
-        self._outside: list[set[int]] = [set() for _ in self._passes]  # values that none of them makes
+        self._needs: list[set[int]] = [set() for _ in self._passes]  # operations that each pass runs
+        self._outside: list[set[int]] = [set() for _ in self._passes]  # values that each pass receives
         self._check_order()
 
     def parts(self) -> list[StagePart]:
+        """Return the parts in order."""
         gradients = self._gradients()
         for rank, (stage, backward) in enumerate(self._passes):
             again = set[int]()
             if backward and self._staging.recompute is not None:
                 forward, is_last = self._own(self._rank[stage, False]), stage == max(self._staging.stage_of)
                 again = replayable(self._graph, forward, self._staging.recompute, is_last=is_last)
-            of_gradients = [made for v in gradients[rank].values() for made in self._made_here(rank, v, again)]
+            of_gradients = [made for v in gradients[rank].values() for made in self._repeated_makers(rank, v, again)]
             for index in (*self._own(rank), *of_gradients):
                 self._add(rank, index, again)
-        taken = [self._taken(rank) for rank in range(len(self._passes))]
+        taken = [self._received(rank) for rank in range(len(self._passes))]
         results = self._graph.outputs[: self._num_results]
-        of_host = [
-            StashedValue(owner_of(self._graph, v)) for v in results if v is not None
-        ]  # which comes after the last pass
-        wanted: list[set[StashedValue]] = [set() for _ in self._passes]  # of each pass by later ones, or by the host
+        # The host receives the results, like a further pass after the last one.
+        of_host = [StashedValue(owner_of(self._graph, v)) for v in results if v is not None]
+        wanted: list[set[StashedValue]] = [set() for _ in self._passes]  # values that each pass leaves for later ones
         for rank, received in enumerate([*taken, of_host]):
             for kept in received:
                 for source in self._sources(kept, rank):
@@ -70,13 +75,13 @@ class _Cutter:
         return [self._part(rank, taken[rank], wanted[rank], gradients[rank]) for rank in range(len(self._passes))]
 
     def _own(self, rank: int) -> list[int]:
-        """The operations of a pass, without views."""
+        """Return the operations of a pass, without views."""
         return [index for index, at in enumerate(self._place) if at == rank and not self._views[index]]
 
     def _places(self) -> list[int]:
-        """The pass of each operation.
+        """Return the pass of each operation.
 
-        What replaces a buffer at the very end of a step moves to where the new value is made.
+        A copy that replaces a buffer at the end of a step moves to the pass that makes the new value.
         """
         graph, staging = self._graph, self._staging
         held = set(self._state.values())
@@ -92,7 +97,7 @@ class _Cutter:
         return [self._rank[s, b and (s, True) in self._rank] for s, b in zip(stages, backward, strict=True)]
 
     def _add(self, rank: int, first: int, again: set[int]) -> None:
-        """Adds an operation to a pass, with what it needs there."""
+        """Add an operation to a pass, with the operations that the pass must run for it."""
         waiting = [first]
         while waiting:
             index = waiting.pop()
@@ -100,13 +105,13 @@ class _Cutter:
                 continue
             self._needs[rank].add(index)
             op = self._graph.ops[index]
-            waiting += [producer for v in op.reads() for producer in self._made_here(rank, v, again)]
-            if index in again:  # what was changed in place then is changed again, in a copy
+            waiting += [producer for v in op.reads() for producer in self._repeated_makers(rank, v, again)]
+            if index in again:  # repeat the changes in place too, on a copy
                 storages = {self._graph.values[v].storage for v in (*op.reads(), *op.makes())}
                 waiting += [writer for s in storages for writer in self._writers.get(s, ()) if writer in again]
 
-    def _made_here(self, rank: int, v: int, again: set[int]) -> list[int]:
-        """The operation that makes a value again in a pass; none where the pass makes it anyway, or receives it."""
+    def _repeated_makers(self, rank: int, v: int, again: set[int]) -> list[int]:
+        """Return the operation that a pass runs again for a value; none if the pass makes or receives the value."""
         producer = self._graph.values[v].producer
         if producer is not None and (self._views[producer] or producer in again):
             return [producer]
@@ -114,8 +119,8 @@ class _Cutter:
             self._outside[rank].add(v)
         return []
 
-    def _taken(self, rank: int) -> list[StashedValue]:
-        """What a pass takes from others, or from the call."""
+    def _received(self, rank: int) -> list[StashedValue]:
+        """Return the values that a pass receives from other passes or from the call."""
         found = []
         for v in sorted(self._outside[rank] - self._graph.constants.keys()):
             given = self._given.get(v)
@@ -126,7 +131,7 @@ class _Cutter:
         return found
 
     def _version(self, rank: int, v: int) -> list[StashedValue]:
-        """Which state of a buffer a pass needs that the step changes; none for the buffer itself, as it is then."""
+        """Return the saved state that a pass needs of a buffer that the step changes; none for its present state."""
         ops, values, storage = self._graph.ops, self._graph.values, self._graph.values[v].storage
         writers = self._writers[storage]
         homes = {self._place[i] for i in writers}
@@ -154,7 +159,7 @@ class _Cutter:
         )
 
     def _sources(self, kept: StashedValue, rank: int) -> set[int]:
-        """The passes that leave something for a later one: its maker, and all that change it on the way."""
+        """Return the passes that leave a value for a later pass: the pass that makes it, and all that change it."""
         value = self._graph.values[kept.value]
         earlier = {self._place[i] for i in self._writers.get(value.storage, ()) if self._place[i] < rank}
         if value.producer is None:
@@ -163,7 +168,7 @@ class _Cutter:
         if made >= rank:
             reader = next(i for i in sorted(self._needs[rank]) if kept.value in self._graph.ops[i].reads())
             raise ValueError(
-                f"Stages feed back: {self._where(reader, rank)} needs what {self._where(value.producer, made)} makes. "
+                f"Stages feed back: {self._where(reader, rank)} needs a result of {self._where(value.producer, made)}. "
                 "Number the stages in the order in which the model runs them."
             )
         return {made, *earlier}
@@ -171,6 +176,14 @@ class _Cutter:
     def _part(
         self, rank: int, taken: Sequence[StashedValue], wanted: set[StashedValue], gradients: dict[str, int]
     ) -> StagePart:
+        """Return the part of a pass.
+
+        Args:
+            rank: The rank of the pass.
+            taken: Values that the pass receives.
+            wanted: Values that later passes need from it.
+            gradients: The gradients that the pass finishes, by the name of the parameter.
+        """
         stage, backward = self._passes[rank]
         graph = self._graph
         received = {kept.value for kept in taken}
@@ -193,22 +206,18 @@ class _Cutter:
         )
 
     def _graph_of(self, ops: Sequence[Op], inputs: Mapping[Input, int], outputs: Sequence[int]) -> OpGraph:
-        """Some of the operations as a graph, whose values are numbered again."""
+        """Return a graph of some operations, with new numbers of values."""
         used = {*inputs.values(), *outputs, *(v for op in ops for v in (*op.reads(), *op.makes()))}
-        constants = {v: tensor for v, tensor in self._graph.constants.items() if v in used}
         number = {v: place for place, v in enumerate(sorted(used))}
-        given = {*inputs.values(), *constants}
-        made = {v: index for index, op in enumerate(ops) for v in op.makes() if v not in op.reads() and v not in given}
-        return OpGraph(
-            ops=tuple(renumbered(op, number.__getitem__, number.__getitem__) for op in ops),
-            values=tuple(self._graph.values[v].made_by(made.get(v)) for v in number),
-            inputs={given: number[v] for given, v in inputs.items()},
-            outputs=tuple(number[v] for v in outputs),
-            constants={number[v]: tensor for v, tensor in constants.items()},
-        )
+        ops = tuple(renumbered(op, number.__getitem__, number.__getitem__) for op in ops)
+        given = {one: number[v] for one, v in inputs.items()}
+        constants = {number[v]: tensor for v, tensor in self._graph.constants.items() if v in used}
+        values = with_producers([self._graph.values[v] for v in number], ops, {*given.values(), *constants})
+        results = tuple(number[v] for v in outputs)
+        return OpGraph(ops=ops, values=values, inputs=given, outputs=results, constants=constants)
 
     def _gradients(self) -> list[dict[str, int]]:
-        """The pass that finishes each gradient: that of its maker, or of the last that changes it."""
+        """Return the gradients that each pass finishes: the last pass that makes or changes a gradient finishes it."""
         found: list[dict[str, int]] = [{} for _ in self._passes]
         graph = self._graph
         for name, v in zip(self._trained, graph.outputs[self._num_results :], strict=True):
@@ -221,7 +230,11 @@ class _Cutter:
         return found
 
     def _check_order(self) -> None:
-        """What is changed in place in several passes has to be so in the order of the passes."""
+        """Check that several passes which change a value in place do so in the order of the passes.
+
+        Raises:
+            ValueError: they do not.
+        """
         changed = self._writers.keys() - self._state.keys()
         for index, op in enumerate(self._graph.ops):
             if self._views[index]:
@@ -231,8 +244,8 @@ class _Cutter:
                 there, here = self._place[writer], self._place[index]
                 if there != here and (index < writer) is not (here < there):
                     raise ValueError(
-                        f"Stages feed back: {self._where(writer, there)} changes in place what "
-                        f"{self._where(index, here)} uses. Make a new tensor there."
+                        f"Stages feed back: {self._where(writer, there)} changes in place a tensor "
+                        f"that {self._where(index, here)} uses. Make a new tensor there."
                     )
 
     def _where(self, index: int, rank: int) -> str:

@@ -1,7 +1,4 @@
-"""Which operations draw random numbers, and what each micro-batch of a pipeline draws.
-
-That is what it would draw if it went through all stages alone.
-"""
+"""Gives each micro-batch of a pipeline the random numbers that it would draw if micro-batches ran one by one."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -21,14 +18,14 @@ T = TypeVar("T")
 
 
 class DrawsAhead(NamedTuple):
-    """The states of a generator before each part, by micro-batch, stage and direction, and after a round."""
+    """The states of a generator: before each part, by micro-batch, stage and direction, and after a round."""
 
     before: dict[tuple[int, int, bool], Tensor]
     after: Tensor
 
 
 def draws(op: Op) -> bool:
-    """Whether an operation draws random numbers.
+    """Return whether an operation draws random numbers.
 
     Example:
         >>> draws(Op(target="aten.bernoulli.default", args=(), outputs=()))
@@ -38,7 +35,7 @@ def draws(op: Op) -> bool:
 
 
 def uncounted(op: Op) -> bool:
-    """Whether it depends on data how many random numbers an operation draws.
+    """Return whether the number of random numbers that an operation draws depends on data.
 
     Example:
         >>> uncounted(Op(target="aten.poisson.default", args=(), outputs=()))
@@ -50,10 +47,11 @@ def uncounted(op: Op) -> bool:
 def draws_ahead(
     graph: OpGraph, parts: Sequence[StagePart], generator: torch.Generator, micro_batches: int
 ) -> DrawsAhead:
-    """The states of a generator in a round, as if one micro-batch came after the other; the generator stays as it is.
+    """Return the states of a generator in a round of micro-batches that run one by one.
 
-    In a pipeline a stage takes the next micro-batch before the last stage has seen this one. The draws of a whole
-    micro-batch are made once, and thrown away, to know where the numbers of the next one begin.
+    In a pipeline, the first stage starts the next micro-batch before the last stage has run this one. So this draws the
+    numbers of whole micro-batches once and discards them, to find the state at which each part starts. The given
+    generator stays unchanged.
     """
     before = {}
 
@@ -74,13 +72,20 @@ def draws_ahead(
 def drawing_from(
     generator: torch.Generator, run: Callable[..., T], *given: Any, as_eager: Callable[..., object] | None = None
 ) -> T:
-    """Runs what draws from torch's own generator, or lets it draw from another, which not every operation takes.
+    """Call a function whose operations draw from torch's own generator, with the state of another generator in it.
 
-    Torch's own generator is left where eager code leaves it, also by what fails: `as_eager` then runs the same again in
-    the order of eager code, up to the operation that fails.
+    Not every operation takes a generator, so the state is exchanged around the call. Afterwards torch's own generator
+    has its previous state, even after an interrupt, since each exchange is a single call and Python handles interrupts
+    between calls. A call that fails leaves the given generator unchanged, so a second call draws the same numbers.
 
-    If it is another, torch's own is as before afterwards, also if this is interrupted: each of its moves is a single
-    call, and Python looks for interrupts between calls. What fails draws the same numbers when it is run again.
+    If the given generator is torch's own, it ends in the state that eager code leaves, even after an error: `as_eager`
+    then runs the same operations in the order of eager code, up to the operation that fails.
+
+    Args:
+        generator: The generator to draw from.
+        run: The function to call.
+        given: Its arguments.
+        as_eager: A function that runs the same in the order of eager code. Default: none.
     """
     own = torch.default_generator
     with ONE_AT_A_TIME:
@@ -90,7 +95,11 @@ def drawing_from(
                 return run(*given)
             except Exception:
                 if as_eager is not None:
-                    _fail_again(as_eager, given, before)
+                    after = own.get_state()
+                    own.set_state(before)
+                    with contextlib.suppress(Exception):  # at the error, the generator has eager code's state
+                        as_eager(*given)
+                        own.set_state(after)
                 raise
         try:
             own.set_state(generator.get_state())
@@ -99,13 +108,3 @@ def drawing_from(
             return made
         finally:
             own.set_state(before)
-
-
-def _fail_again(as_eager: Callable[..., object], given: Sequence[Any], before: Tensor) -> None:
-    """Put torch's generator to where a run in the order of eager code fails; leave it if that run does not fail."""
-    own = torch.default_generator
-    after = own.get_state()
-    own.set_state(before)
-    with contextlib.suppress(Exception):
-        as_eager(*given)
-        own.set_state(after)

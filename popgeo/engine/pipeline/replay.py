@@ -1,4 +1,4 @@
-"""Which operations of a forward pass can be repeated before the backward pass with the same results."""
+"""Finds the operations of a forward pass that can run again before the backward pass with the same results."""
 
 from collections.abc import Sequence, Set
 
@@ -6,30 +6,30 @@ from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.pipeline.staging import Recompute
 
-_SEEN_OUTSIDE = ("popgeo.print_tensor.default",)  # what would be noticed a second time
+_SEEN_OUTSIDE = ("popgeo.print_tensor.default",)  # a user would see it twice
 
 
 def replayable(graph: OpGraph, own: Sequence[int], recompute: Recompute, *, is_last: bool = False) -> set[int]:
-    """The operations of a pass that may run twice, without drawing, printing or changing anything twice.
+    """Return the operations of a pass that may run twice without drawing, printing or changing anything twice.
 
-    What an operation changes in place is changed in a copy the second time, which needs every other operation that
-    changes the same memory to be repeated too. What draws random numbers is not repeated: its result is kept.
+    The second run changes a copy in place, which needs all other operations that change the same memory to run again
+    too. An operation that draws random numbers does not run again: its result is kept.
 
     Args:
         graph: The whole step.
         own: The operations of the pass.
-        recompute: Layers whose results are kept.
-        is_last: Whether the pass ends with the loss.
+        recompute: The layers whose results are kept.
+        is_last: Whether the pass ends with the loss. Default: False.
     """
     kept = kept_results(graph, own, recompute, is_last=is_last)
     found = {i for i in own if i not in kept and not draws(graph.ops[i]) and not _is_seen(graph, i)}
-    makers: dict[int, set[int]] = {}  # who makes or changes each piece of memory
+    makers: dict[int, set[int]] = {}  # operations that make or change each storage
     for index, op in enumerate(graph.ops):
         for v in () if graph.is_view(op) else (*op.makes(), *op.writes):
             makers.setdefault(graph.values[v].storage, set()).add(index)
     arguments = {graph.values[v].storage for v in graph.inputs_of(Role.ARGUMENT).values()}
     ops, values, changed = graph.ops, graph.values, graph.mutated_storages()
-    while True:  # each round takes some away, and those that need them follow
+    while True:  # removing operations makes others unsafe, until none is left to remove
         unsafe = {storage for storage in changed if storage in arguments or not makers[storage] <= found}
         broken = {i for i in found if any(values[v].storage in unsafe for v in (*ops[i].reads(), *ops[i].makes()))}
         if not broken:
@@ -44,23 +44,23 @@ def _is_seen(graph: OpGraph, index: int) -> bool:
 
 
 def kept_results(graph: OpGraph, own: Sequence[int], recompute: Recompute, *, is_last: bool) -> set[int]:
-    """The operations of a pass whose results are kept, although the pass is repeated; arguments as in `replayable`."""
+    """Return the operations of a repeated pass with results that are kept; see `replayable` for the arguments."""
     kept = leaving(graph, recompute)
     return kept | before_the_loss(graph, own, kept) if is_last and not recompute.last_stage else kept
 
 
 def before_the_loss(graph: OpGraph, own: Sequence[int], kept: Set[int]) -> set[int]:
-    """The operations of the last stage from which nothing leads to a result that is kept: what follows the last one.
+    """Return the operations of the last stage after the last kept result, from which no value leads to a kept result.
 
-    PopART keeps them as well ("operations are run twice in a row with no benefit to liveness",
+    PopART keeps their results as well ("operations are run twice in a row with no benefit to liveness",
     willow/src/transforms/pipeline.cpp, `setFinalFwdStageRecomputation`), and so does TensorFlow.
 
     Args:
-        graph: A step.
+        graph: The whole step.
         own: The operations of the last stage's forward pass, in order.
         kept: The operations whose results are kept.
     """
-    leading: set[int] = set()  # storages that lead to what is kept
+    leading: set[int] = set()  # storages from which values lead to a kept result
     found = set()
     for index in reversed(own):
         op = graph.ops[index]
@@ -72,10 +72,10 @@ def before_the_loss(graph: OpGraph, own: Sequence[int], kept: Set[int]) -> set[i
 
 
 def leaving(graph: OpGraph, recompute: Recompute) -> set[int]:
-    """The operations whose results leave one of the layers that are kept."""
+    """Return the operations with results that leave a layer in `recompute.layers`."""
     if not recompute.layers:
         return set()
-    maker: dict[int, int] = {}  # of the memory that a value looks at
+    maker: dict[int, int] = {}  # operation that made each storage
     kept = set()
     for index, op in enumerate(graph.ops):
         if graph.is_view(op):

@@ -1,8 +1,9 @@
-"""Runs a round of micro-batches in stages, whose parts have memory of their own.
+"""Runs a round of micro-batches in stages; each part has its own memory.
 
-A round is as many micro-batches as share an update, or all of a call if nothing is trained.
+A round is the micro-batches of one update, or of a whole call of a forward pass.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -18,24 +19,24 @@ from popgeo.engine.pipeline.cut_parts import parts_of
 from popgeo.engine.pipeline.random_draws import drawing_from, draws, draws_ahead, uncounted
 from popgeo.engine.pipeline.staging import StagePart, Staging, StashedValue, owner_of
 
-Held = dict[StashedValue, Tensor]  # what one micro-batch has left so far for later parts
+Held = dict[StashedValue, Tensor]  # values of one micro-batch that wait for later parts
 
 
 class RoundRunner:
-    """Runs the parts of a step in the order that a staging says.
+    """The parts of a step, run in the order of a staging.
 
     Args:
         graph: The step of one micro-batch.
-        staging: Which operation belongs to which stage, and in which order they run.
+        staging: The stage of each operation, and the order of passes.
         state: Tensors of the graph's parameters and buffers; buffers change in place.
-        num_results: How many of the graph's outputs are results; the others are gradients.
-        gradients: Where the gradient of each parameter goes, in the order of the graph's outputs.
-        floating_point_exceptions: Check each operation's result.
+        num_results: Number of the graph's outputs that are results; the others are gradients.
+        gradients: Tensors for the gradient of each parameter, in the order of the graph's outputs.
+        floating_point_exceptions: Whether to check each operation's result. Default: False.
 
     Attributes:
-        graph: The step, with what depends on no input computed.
-        parts: What runs, in the order in which a micro-batch goes through it.
-        most_held: The most bytes that waited for a later part at one time, over all micro-batches and replicas.
+        graph: The step, with constants computed.
+        parts: The parts, in the order in which a micro-batch passes through them.
+        most_held: The most bytes that waited for later parts at one time, over all micro-batches and replicas.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class RoundRunner:
             if uncounted(op) and not staging.one_at_a_time:
                 raise ValueError(
                     f"How many random numbers {op.target} draws depends on the data ({op.source}), so the next "
-                    "micro-batch cannot start before this one is through. Choose schedule='sharded'."
+                    "micro-batch cannot start before this one has finished. Choose schedule='sharded'."
                 )
         self._stays = {v: state[one].detach() for one, v in graph.inputs.items() if one in state}
         self._stays |= self.graph.constants
@@ -75,15 +76,15 @@ class RoundRunner:
         on_gradients: Callable[[Sequence[str], bool], object] | None = None,
         of_replica: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Runs a round on all replicas, each pass on one after the other.
+        """Run a round on all replicas; each pass runs on one replica after the other.
 
         Args:
             inputs: The tensors of each micro-batch of each replica.
-            random: Where each replica draws its random numbers.
-            on_results: Given a micro-batch, a replica and its results, once the micro-batch is through.
-            on_gradients: Told which gradients are there, and whether they are the first of the round; None if nothing
-                is trained.
-            of_replica: The values that must be in place while a part of a replica runs.
+            random: The random generator of each replica.
+            on_results: Called with a micro-batch, a replica and its results when the micro-batch has finished.
+            on_gradients: Called with the names of finished gradients, and whether they are the first of the round.
+                Default: none, for a forward pass.
+            of_replica: Returns a context for a replica, in which its parts run. Default: no context.
         """
         replicas, ahead = range(len(random)), None
         if self.draws_random_numbers and not self._staging.one_at_a_time:
@@ -105,7 +106,7 @@ class RoundRunner:
                     else:
                         bound.run(held)
                     made = self._results(held) if last[now.micro_batch] == number else None
-                for kept in self._last_use[now.stage, now.backward]:
+                for kept in self._last_use.get((now.stage, now.backward), ()):
                     held.pop(kept, None)
                 if on_gradients is not None and bound.part.gradients:
                     on_gradients(bound.part.gradients, now.micro_batch == 0 and replica == 0)
@@ -119,12 +120,12 @@ class RoundRunner:
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory of all parts, and the most that waited for a later part in any round so far."""
+        """Bytes of all parts, and the most bytes that waited for a later part in any round so far."""
         return sum(bound.runner.buffer_bytes + bound.input_bytes for bound in self._bound.values()) + self.most_held
 
-    def joined(self) -> tuple[str, str]:
-        """What parts run in one pass, and how many stages there are."""
-        joined = [bound.runner.joined() for bound in self._bound.values()]
+    def describe(self) -> tuple[str, str]:
+        """Return two texts: how the parts run, and the number of stages."""
+        joined = [bound.runner.describe() for bound in self._bound.values()]
         first = ", ".join(dict.fromkeys(text for text, _ in joined if text))
         return first, f"{len({part.stage for part in self.parts})} stages"
 
@@ -133,7 +134,7 @@ class RoundRunner:
         return {StashedValue(v): tensor.contiguous() for v, tensor in zip(arguments, tensors, strict=True)}
 
     def _results(self, held: Held) -> list[Tensor | None]:
-        """What a micro-batch returns, from what its parts have left."""
+        """Return the results of a micro-batch from the values that its parts have left."""
         values, made = self.graph.values, list[Tensor | None]()
         for v, owner in zip(self.graph.outputs, self._owners, strict=False):
             if v is None or owner is None:
@@ -144,21 +145,20 @@ class RoundRunner:
         return made
 
     def _last_uses(self) -> dict[tuple[int, bool], list[StashedValue]]:
-        """What no later part needs, by the part after which that is so."""
+        """Return for each part the values that no later part needs."""
         last: dict[StashedValue, tuple[int, bool]] = {}
         for part in self.parts:
-            last |= dict.fromkeys(
-                [*part.receives, *part.saves, *map(StashedValue, part.sends)], (part.stage, part.backward)
-            )
-        found: dict[tuple[int, bool], list[StashedValue]] = {(part.stage, part.backward): [] for part in self.parts}
+            values = [*part.receives, *part.saves, *map(StashedValue, part.sends)]
+            last |= dict.fromkeys(values, (part.stage, part.backward))
         results = {StashedValue(owner) for owner in self._owners if owner is not None}
+        found = defaultdict[tuple[int, bool], list[StashedValue]](list)
         for kept in last.keys() - results:
             found[last[kept]].append(kept)
         return found
 
 
 class _BoundPart:
-    """A part in memory of its own, which what it receives is copied to."""
+    """A part with its own memory, to which received values are copied."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class _BoundPart:
         self.runner = GraphRunner(part.graph, given, places, floating_point_exceptions)
 
     def run(self, held: Held) -> None:
-        """Runs the part of one micro-batch on what others have left for it, and leaves what it sends."""
+        """Run the part for one micro-batch on received values, and add the values that it sends."""
         part = self.part
         with torch.no_grad():
             for kept, place in zip(part.receives, self._places, strict=True):

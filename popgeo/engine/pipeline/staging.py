@@ -1,4 +1,4 @@
-"""How a step is cut into stages and in which order they run, and the parts: what one pass of one stage runs."""
+"""The data structures of a staged step: stages, their order, and the part of each pass."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ class Pass(NamedTuple):
     """One pass of one micro-batch through one stage.
 
     Attributes:
-        stage: Its number; forward passes go up, backward passes go down.
-        micro_batch: Counted from 0 in each round.
-        backward: Whether it is the backward pass.
+        stage: Number of the stage; forward passes count up, backward passes count down.
+        micro_batch: Number of the micro-batch, from 0 in each round.
+        backward: Whether this is the backward pass.
     """
 
     stage: int
@@ -23,12 +23,12 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recompute:
-    """What of a forward pass is worked out again before the backward pass, instead of being kept until then.
+    """The choice to compute a forward pass again before the backward pass, instead of keeping its values.
 
     Attributes:
-        layers: Dotted names of layers whose results are kept all the same.
-        last_stage: Whether the last stage repeats what lies between the last result that is kept and the loss, too. Its
-            backward pass follows at once, so that would run twice in a row.
+        layers: Dotted names of layers whose results are kept all the same. Default: none.
+        last_stage: Whether the last stage also repeats the operations between its last kept result and the loss. Its
+            backward pass follows at once, so they run twice in a row. Default: False.
 
     Example:
         >>> again = Recompute(layers=("layers.3",))
@@ -40,21 +40,21 @@ class Recompute:
     last_stage: bool = False
 
     def keeps(self, module: str) -> str:
-        """The named layer that a submodule belongs to; empty if it belongs to none."""
+        """Return the layer in `layers` that contains a submodule; empty if no layer does."""
         return next((name for name in self.layers if f"{module}.".startswith(f"{name}.")), "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Staging:
-    """How a step runs in stages.
+    """The stages of a step and the order of their passes.
 
-    A round is as many micro-batches as share an update, or all of a call if nothing is trained.
+    A round is the micro-batches of one update, or of a whole call of a forward pass.
 
     Attributes:
-        stage_of: The stage of each operation of the step, once constants are folded.
-        order: Every pass of a round. None comes before one that it needs something of.
-        recompute: The activations to compute twice; None keeps all that a backward pass reads.
-        names: What each stage is, for messages.
+        stage_of: The stage of each operation of the step with folded constants.
+        order: All passes of a round; each comes after the passes whose values it needs.
+        recompute: The activations to compute twice. Default: none; all values that a backward pass reads are kept.
+        names: Descriptions of the stages, for messages. Default: none.
     """
 
     stage_of: tuple[int, ...]
@@ -64,25 +64,30 @@ class Staging:
 
     @property
     def micro_batches(self) -> int:
-        """How many take part in a round."""
+        """The number of micro-batches of a round."""
         return max(one.micro_batch for one in self.order) + 1
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether each micro-batch is through before the next one starts."""
+        """Whether each micro-batch finishes before the next one starts."""
         started = [one.micro_batch for one in self.order]
         return started == sorted(started)
 
     def name(self, stage: int) -> str:
-        """A stage in words."""
+        """Return the number of a stage with its description."""
         return f"stage {stage}" + (f" ({self.names[stage]})" if stage < len(self.names) else "")
 
 
 def phase_of(ops: Sequence[Op], writes_state: Callable[[Op], bool]) -> list[bool]:
-    """Whether each operation belongs to the backward pass.
+    """Return for each operation whether it belongs to the backward pass.
 
-    What a model puts in the place of a buffer is copied there after everything else. Nothing of that depends on a
-    gradient, so it belongs to the forward pass: the next micro-batch's may come before this one's backward pass.
+    A captured step copies new values of buffers at its very end. These copies, and the operations that only they need,
+    do not depend on a gradient. They belong to the forward pass, since the forward pass of the next micro-batch may run
+    before this backward pass.
+
+    Args:
+        ops: The operations of a step.
+        writes_state: Whether an operation changes a parameter or buffer.
     """
     differentiates: set[int] = set()
     maker = {v: index for index, op in enumerate(ops) for v in op.makes() if v not in op.reads()}
@@ -102,11 +107,11 @@ def phase_of(ops: Sequence[Op], writes_state: Callable[[Op], bool]) -> list[bool
 
 @dataclass(frozen=True)
 class StashedValue:
-    """Something that one part leaves for later parts of the same micro-batch.
+    """A value that one part leaves for later parts of the same micro-batch.
 
     Attributes:
-        value: Its number in the whole step; what owns its memory, never a view.
-        before: Whether it is a buffer as it was before this micro-batch changed it.
+        value: Number of the value in the whole step; the owner of its memory, never a view.
+        before: Whether this is a buffer with its state from before this micro-batch. Default: False.
     """
 
     value: int
@@ -118,15 +123,15 @@ class StagePart:
     """The operations of one pass of one stage.
 
     Attributes:
-        stage: The stage.
-        backward: Whether it is the backward pass.
-        graph: Its inputs are parameters and buffers by name, then what it receives, by number; it returns what it
-            sends, then the gradients.
-        receives: What other parts, or the call, have left for it, in the order of the inputs.
-        sends: What it leaves for others.
-        saves: Buffers that it changes and that others need as they were: copied before it runs.
-        gradients: Names of the parameters whose gradients it finishes.
-        draws: Its operations in the whole step that draw random numbers.
+        stage: Number of the stage.
+        backward: Whether this is the backward pass.
+        graph: The operations. Inputs are parameters and buffers by name, then received values by number. Outputs are
+            sent values, then gradients.
+        receives: Values from other parts or from the call, in the order of the inputs.
+        sends: Values for other parts.
+        saves: Buffers to copy before the part changes them, since other parts need their previous state.
+        gradients: Names of the parameters whose gradients the part finishes.
+        draws: Operations of the whole step that draw random numbers in this part.
     """
 
     stage: int
@@ -140,7 +145,7 @@ class StagePart:
 
 
 def owner_of(graph: OpGraph, v: int) -> int:
-    """The value whose memory a value looks at; itself, if it is not a view."""
+    """Return the value that owns a view's memory; the value itself if it is not a view."""
     while (producer := graph.values[v].producer) is not None and graph.is_view(graph.ops[producer]):
         storage = graph.values[v].storage
         v = next(w for w in graph.ops[producer].reads() if graph.values[w].storage == storage)

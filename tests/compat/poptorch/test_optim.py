@@ -67,7 +67,7 @@ def test_over_float16_they_follow_torch_s_over_float32(name: str, settings: dict
             training(x, y)
         results.append(weights(model))
         if made is optim:
-            state = [part for one in training._step.recipe.optimizer.state.values() for part in one.values()]
+            state = [part for one in training._recipe.optimizer.state.values() for part in one.values()]
             assert {part.dtype for part in state if isinstance(part, Tensor)} == {torch.float32}
     torch.testing.assert_close(*results, rtol=0.02, atol=0.01)
 

@@ -1,4 +1,4 @@
-"""What the compiled library is given for a chain, seen by a stand-in for it."""
+"""A stand-in for the compiled library checks the structures that it gets for a chain."""
 
 import ctypes
 import struct
@@ -26,7 +26,7 @@ FIELDS = (
 
 
 class StandIn:
-    """Notes what it is given, and may write to a value instead of the chain."""
+    """A stand-in for the library that notes its arguments, and may write to a value."""
 
     def __init__(self) -> None:
         self.header: dict[str, int] = {}
@@ -50,7 +50,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def graph_and_op(numbers: tuple[float | Number, ...], in_place: bool = False) -> tuple[OpGraph, Op, BlockProgram]:
-    """`(a * first + b * second)`, its sum over columns, and what is added kept in b where that is asked for."""
+    """Return a chain for `(a * first + b * second)` and its sum over columns; if asked for, it updates b in place."""
     values = tuple(
         Value(shape=SHAPE, stride=STRIDES, offset=0, dtype=torch.float32, storage=v, producer=None) for v in range(4)
     )

@@ -1,4 +1,4 @@
-"""A chain written by hand, as instructions on any memory, gives what its steps give one by one."""
+"""Instructions of a handwritten chain, on any memory, give the same results as its steps one by one."""
 
 import random
 from collections import Counter
@@ -48,7 +48,7 @@ class Program:
         self.storages = count()
 
     def new(self, dtype: torch.dtype, dims: Sequence[int], low: int = -3) -> ElementPlace:
-        """Memory of its own in any order, with one number for all along the dimensions that are not among `dims`."""
+        """Return new memory with dimensions in any order; other dimensions than `dims` share one number."""
         draw = self.draw
         strides, step = [0] * len(self.shape), 1 + draw.choice((0, 0, 0, 1))
         for d in draw.choice((sorted(dims), sorted(dims, reverse=True), sorted(dims, reverse=True))):
@@ -89,7 +89,7 @@ class Program:
         self.steps.append(Step(code, tuple(chosen)))
 
     def results_of(self, step: int, taken: set[int]) -> None:
-        """Stores a step nowhere, in its own memory, in that of an operand, or as sums."""
+        """Store a step nowhere, in new memory, in the memory of an operand, or as sums."""
         whole = range(len(self.shape))
         for _ in range(self.draw.choice((0, 1, 1, 2))):
             self.results.append((step, self.new(self.draw.choice((torch.float32,) * 3 + (torch.bool,)), whole)))
@@ -114,7 +114,7 @@ class Program:
         )  # fmt: skip
 
     def expected(self) -> list[Tensor]:
-        """What each result is to hold, from the operands as they are before."""
+        """Return the expected content of each result, from the operands before the run."""
         before = [self.tensors[place.value].float() for place in self.operands]
         done: list[Tensor] = []
 
@@ -137,7 +137,7 @@ class Program:
 
 
 def run(program: Program, draw: random.Random) -> None:
-    """Runs the chain on its memory; operands with one name may come late, and in another layout than expected."""
+    """Run the chain on its memory; operands with one name may come late, with other strides than expected."""
     chain, tensors = program.chain(), dict(enumerate(program.tensors))
     names = Counter(tensor.data_ptr() for tensor in program.tensors)
     late = [p.value for p in chain.operands if names[tensors[p.value].data_ptr()] == 1 and draw.random() < 0.3]
@@ -184,7 +184,7 @@ def written_out(
     steps: Sequence[Step],
     results: Sequence[tuple[int, torch.dtype, tuple[int, ...]]] = (),
 ) -> tuple[Chain, list[Value]]:
-    """A chain on memory that nobody has, each value in its own."""
+    """Return a program without memory, in which each value has its own storage."""
     kinds = [*operands, *(result[1:] for result in results)]
     values = [
         Value(shape=shape, stride=strides, offset=0, dtype=dtype, storage=storage, producer=None)

@@ -1,4 +1,4 @@
-"""Elements of several values in as few dimensions as describe them."""
+"""Elements of several values are described in the fewest dimensions."""
 
 import itertools
 import random
@@ -9,7 +9,7 @@ from popgeo.engine.fuse.chain import CODES, OPERANDS, collapse
 
 
 def offsets(shape, strides):
-    """Where each element lies, in order."""
+    """Return the offset of each element, in order."""
     return [sum(i * s for i, s in zip(at, strides, strict=True)) for at in itertools.product(*map(range, shape))]
 
 

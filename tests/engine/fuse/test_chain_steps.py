@@ -1,4 +1,4 @@
-"""Operations written as steps of a chain: each step done by torch, all together give what the operation gives."""
+"""The steps of an operation, each computed by torch, give the operation's result."""
 
 import math
 
@@ -35,7 +35,7 @@ STEPS = {
 
 
 def by_steps(target: str, *args, **kwargs) -> Tensor | None:
-    """What the steps of an operation give one after another."""
+    """Compute an operation by its steps, one after another."""
 
     def write(code: str, *operands) -> Tensor:
         assert len(operands) == OPERANDS.get(code, 1)

@@ -1,4 +1,4 @@
-"""Who makes and who reads a value, and which values are plain, transposed or flat."""
+"""Makers and readers of a value, and plain, transposed and flat values."""
 
 import random
 
@@ -11,12 +11,12 @@ from popgeo.engine.fuse.def_use import DefUse, ref
 
 
 def uses_of(function, *inputs):
-    """The chains of a function's operations; its inputs are the first values."""
+    """Return the def-use chains of a function's operations; its inputs are the first values."""
     return DefUse(capture(function, bind(function, *inputs)).graph)
 
 
 def returned(function, *inputs):
-    """The same, with the first value that the function returns."""
+    """Return the def-use chains of a function, with the first value that it returns."""
     uses = uses_of(function, *inputs)
     return uses, uses.graph.outputs[0]
 

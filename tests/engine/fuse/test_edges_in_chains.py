@@ -1,4 +1,4 @@
-"""Rows that edges take, what is computed of them and their sums at rows run as one chain, with eager's results."""
+"""Gathers of rows, operations on edges and sums at rows run as one chain, with eager PyTorch's results."""
 
 import copy
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def seed() -> None:
 
 @pytest.fixture(params=[2, 1])
 def newest(request: pytest.FixtureRequest) -> None:
-    """With each instruction set that has fused multiply-adds."""
+    """Run with each instruction set that has fused multiply-adds."""
     choose = library.function("popgeo_chain_isa", "q", "q")
     assert choose is not None
     if not choose(request.param):
@@ -38,7 +38,7 @@ def newest(request: pytest.FixtureRequest) -> None:
 
 
 def edges(is_sorted: bool = False, num_edges: int = EDGES) -> tuple[Tensor, Tensor]:
-    """Senders and receivers; the last three nodes receive nothing, the last of all sends nothing."""
+    """Return senders and receivers; the last three nodes receive nothing, and the last node sends nothing."""
     src, dst = torch.randint(NODES - 1, (num_edges,)), torch.randint(NODES - 3, (num_edges,))
     return src, dst.sort().values if is_sorted else dst
 
@@ -57,7 +57,7 @@ def count(runner: GraphRunner) -> int:
 
 
 def moved(runner: GraphRunner) -> list[str]:
-    """What still moves rows by itself."""
+    """Return the gathers and scatters outside of chains."""
     names = "index_select", "gather", "index_add", "scatter"
     return [op.target for op in runner.runs.ops if any(name in op.target for name in names)]
 

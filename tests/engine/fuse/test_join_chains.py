@@ -1,4 +1,4 @@
-"""Joined element-wise operations compute what the operations one by one compute, on whatever memory they work."""
+"""Chains compute the same as their operations one by one, on any memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,12 +26,12 @@ SPECIAL = torch.tensor(
 
 
 def chains_of(runner: GraphRunner) -> list[int]:
-    """How many operations each chain stands for."""
+    """Return the number of operations in each chain."""
     return [op.args[0].num_ops for op in runner.runs.ops if op.target == CHAIN]
 
 
 def run_joined(function: Callable[..., Any], *inputs: Tensor) -> tuple[list[Tensor], list[int]]:
-    """What a run gives, twice the same, and the chains that it consists of."""
+    """Return the results of a run, which a second run repeats, and the chains of the graph."""
     captured = capture(function, bind(function, *(x.clone() for x in inputs)))
     runner = GraphRunner(captured.graph, {})
     returned = len(captured.graph.outputs) - len(captured.written)  # what is written back comes last
@@ -214,7 +214,7 @@ SHAPES = [(5, 7), (7,), (5, 1), (1, 7), (), (5, 7)]
 
 
 def random_program(choices: list[tuple[int, int, int]]) -> Callable[..., tuple[Tensor, ...]]:
-    """A function of the tensors of `SHAPES`, which it may change, that makes a value at each choice."""
+    """Return a function of tensors with `SHAPES`; each choice makes one value, and may change an argument."""
 
     def function(*inputs: Tensor) -> tuple[Tensor, ...]:
         pool = list(inputs)
@@ -315,7 +315,7 @@ def test_a_zero_keeps_its_sign(name):
 
 
 def test_layers_with_an_activation_between_them_allocate_nothing_in_a_run():
-    """Torch's relu writes into no memory that it is given."""
+    """Torch's relu cannot write into given memory, so only a chain avoids the allocation."""
     layers = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
     step = compile_forward(layers)
     x = torch.randn(40, 32)

@@ -1,4 +1,4 @@
-"""Which operations a chain takes in, in small graphs, and that all give what torch gives."""
+"""Small graphs show the operations that a chain takes; results are those of torch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products are put in the order that costs less, and training goes on as in eager PyTorch."""
+"""Products run in the cheaper order, and training continues as in eager PyTorch."""
 
 import copy
 
@@ -45,7 +45,7 @@ class Messages(nn.Module):
 
 
 class KeepsItsMatrices(nn.Module):
-    """What makes the matrices needed by something else than products."""
+    """A layer whose matrices are also read by an operation that is not a product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def test_training_follows_eager(make, dtype):
 
 
 def largest(model: nn.Module) -> int:
-    """Elements of the largest value that a forward pass makes as it runs."""
+    """Return the number of elements of the largest value in a forward pass."""
     inputs = example()
     runs = fuse(capture(model, bind(model, *inputs)).graph)
     return max(runs.values[v].numel for op in runs.ops if not runs.is_view(op) for v in op.makes())
@@ -135,7 +135,7 @@ def test_rows_of_a_table_larger_than_its_use_are_taken_first():
 
 
 def gradients(model: nn.Module, inputs: tuple[Tensor, ...], is_compiled: bool) -> Tensor:
-    """Of all weights, as one update writes them."""
+    """Return the gradients of all weights after one update."""
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -149,7 +149,7 @@ def gradients(model: nn.Module, inputs: tuple[Tensor, ...], is_compiled: bool) -
 
 
 class LinearMessages(nn.Module):
-    """Messages of both ends that are summed as they are: all of one row where there is one node."""
+    """Linear messages of both ends, summed at each node; with one node, all messages go to one row."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Chains that wait, end, become one or stay apart, and what is said of them."""
+"""Several open chains: chains that wait, end, merge or stay apart, and their description."""
 
 import operator
 from collections.abc import Callable

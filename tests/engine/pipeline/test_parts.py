@@ -1,4 +1,4 @@
-"""What each part of a cut step runs, takes and leaves, worked out by hand."""
+"""The operations of each part of a cut step, and the values that it receives and sends, worked out by hand."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def test_views_have_the_owner_of_their_memory():
 
 
 class Averages(nn.Module):
-    """Replaces a buffer by what its first layer makes, and its last layer reads the old one."""
+    """A model that replaces a buffer by the result of its first layer; its last layer reads the old buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_what_replaces_a_buffer_moves_to_its_maker_only_where_nothing_reads_it_a
 
 
 class Doubled(nn.Module):
-    """Changes in place what its gradient is worked out from."""
+    """A model that changes in place a value that its gradient needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,16 +169,18 @@ def test_places_are_named_by_module_or_line_or_operation():
     graph = fold_constants(capture_step(model, bind(model, inputs()[0])).graph)
     stage_of = tuple(1 if op.module == "layers.0" else 0 for op in graph.ops)
     backwards = Staging(stage_of=stage_of, order=PIPELINED[:4], names=("tail", "head"))
-    message = r"module layers\.1 in stage 0 \(tail\) needs what module layers\.0 in stage 1 \(head\) makes\. Number"
+    message = r"module layers\.1 in stage 0 \(tail\) needs a result of module layers\.0 in stage 1 \(head\)\. Number"
     with pytest.raises(ValueError, match=message):
         parts_of(graph, backwards, num_results=1)
     bare = replace(graph, ops=tuple(replace(op, module="", source="") for op in graph.ops))
-    with pytest.raises(ValueError, match=r"aten\.mul\.Tensor in stage 0 \(tail\) needs what aten\.sin\.default in"):
+    with pytest.raises(
+        ValueError, match=r"aten\.mul\.Tensor in stage 0 \(tail\) needs a result of aten\.sin\.default in"
+    ):
         parts_of(bare, backwards, num_results=1)
 
 
 class ReadsAfterwards(nn.Module):
-    """What it works out meanwhile does not read the buffer."""
+    """A model with an operation between two changes of buffers that reads neither buffer."""
 
     def __init__(self) -> None:
         super().__init__()

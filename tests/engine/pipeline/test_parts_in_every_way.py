@@ -1,4 +1,4 @@
-"""Operations dealt out to stages in every way: what runs gives eager torch's results, and the rest is refused."""
+"""Every assignment of operations to stages either gives eager PyTorch's results or is refused."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ ONE_AT_A_TIME = tuple(Pass(stage, micro, False) for micro in range(MICRO_BATCHES
 
 
 def changed_before(x: Tensor) -> tuple[Tensor, ...]:
-    """A value is read, changed in place and read again, by views too; one operation has two results."""
+    """Read a value, change it in place and read it again, also by views; one operation has two results."""
     a = x.sin()
     c = a.cos()
     a.add_(1)
@@ -31,7 +31,7 @@ def changed_before(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def changes_its_argument(x: Tensor) -> tuple[Tensor, ...]:
-    """The second change is of a part."""
+    """Change an argument in place, the second time only a part of it."""
     y = x * 2
     x.mul_(3)
     y.t()[0].add_(x[0])
@@ -42,7 +42,7 @@ FUNCTIONS = (changed_before, changes_its_argument, views_of_views)
 
 
 def dealt(graph: OpGraph, stages: int) -> Iterator[tuple[int, ...]]:
-    """Every stage for every operation that is no view, whose stage means nothing."""
+    """Yield every assignment of operations to stages; the stages of views do not matter."""
     free = [index for index, op in enumerate(graph.ops) if not graph.is_view(op)]
     for number, chosen in enumerate(itertools.product(range(stages), repeat=len(free))):
         stage_of = [number % stages] * len(graph.ops)
@@ -52,7 +52,7 @@ def dealt(graph: OpGraph, stages: int) -> Iterator[tuple[int, ...]]:
 
 
 def is_in_order(graph: OpGraph, stage_of: Sequence[int]) -> bool:
-    """Whether no operation is in an earlier stage than one before it with which it shares memory that one changes."""
+    """Return whether operations that share changed memory are in stages of the same order."""
     touched = []
     for index, op in enumerate(graph.ops):
         if graph.is_view(op):
@@ -66,7 +66,7 @@ def is_in_order(graph: OpGraph, stage_of: Sequence[int]) -> bool:
 
 
 def run(step, staging: Staging, state, given: Sequence[Tensor]) -> list[list[Tensor]]:
-    """The results of each micro-batch; what it changes of its arguments is among them."""
+    """Return the results of each micro-batch, with the arguments that it changes."""
     runner = RoundRunner(step.graph, staging, state, step.num_results, {})
     made: dict[int, list[Tensor]] = {}
     runner.run(
@@ -104,7 +104,7 @@ def test_what_is_in_order_runs_and_what_is_not_is_refused(function: Callable):
 
 
 class Reads(nn.Module):
-    """Reads a buffer before and after it changes."""
+    """A model that reads a buffer before and after it changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Reads(nn.Module):
 
 
 class ChangesTwice(nn.Module):
-    """Changes a buffer twice, reads it between, and another that it only reads."""
+    """A model that changes a buffer twice and reads it in between, and only reads another buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class ChangesTwice(nn.Module):
 
 
 def stages_of_buffer(graph: OpGraph, stage_of: Sequence[int], name: str) -> list[tuple[int, bool]]:
-    """In which stage each operation is that reads or changes a buffer, and whether it changes it, in their order."""
+    """Return the stage of each operation that touches a buffer, in order, and whether it changes the buffer."""
     (buffer,) = (v for given, v in graph.inputs.items() if given.name == name)
     storage = graph.values[buffer].storage
     return [
@@ -143,7 +143,7 @@ def stages_of_buffer(graph: OpGraph, stage_of: Sequence[int], name: str) -> list
 
 
 def fate(uses: Sequence[tuple[int, bool]], one_at_a_time: bool) -> str | None:
-    """The refusal that the uses of a buffer deserve, or None if it runs."""
+    """Return the expected message for these uses of a buffer, or None if the step runs."""
     writers = {stage for stage, writes in uses if writes}
     for reader in {stage for stage, _ in uses} - (writers if len(writers) == 1 else set()):
         if len(writers) > 1 or reader < min(writers):

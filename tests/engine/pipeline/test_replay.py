@@ -1,4 +1,4 @@
-"""What of a step may run twice, draws random numbers, or belongs to the backward pass; by hand."""
+"""Operations that may run twice, draw random numbers or belong to the backward pass, worked out by hand."""
 
 from collections.abc import Callable
 
@@ -141,7 +141,7 @@ def op(target: str, reads: tuple[int, ...] = (), makes: tuple[int, ...] = (), wr
 
 
 def test_what_replaces_a_buffer_belongs_to_the_forward_pass_unless_it_depends_on_a_gradient():
-    """Values 0 and 1 are buffers, 2 the loss; what follows it was written down in the backward pass."""
+    """Values 0 and 1 are buffers, and 2 is the loss; the capture puts later operations into the backward pass."""
     ops = [
         op("aten.exp.default", (0,), (2,), phase="forward"),
         op("aten.full_like.default", (2,), (3,)),

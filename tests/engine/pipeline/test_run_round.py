@@ -1,4 +1,4 @@
-"""Rounds of micro-batches in any order of passes, beside eager torch that takes one after the other."""
+"""Rounds of micro-batches in any order of passes give the results of eager PyTorch, one by one."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from tests.support.staged import Staged, all_of_one, assert_same, eager, shuffle
 
 
 class Tripled(nn.Module):
-    """Changes in place what its gradient is worked out from."""
+    """A model that changes in place a value that its gradient needs."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = x * torch.arange(1.0, 5.0, dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_any_order_gives_what_eager_torch_gives(expected, layers, seed, recomput
         everything = staged(layers, shuffled(len(layers), MICRO_BATCHES, seed))
         everything.run(inputs())
         assert found.runner.most_held < everything.runner.most_held
-    assert found.runner.joined()[1] == f"{len(layers)} stages"
+    assert found.runner.describe()[1] == f"{len(layers)} stages"
 
 
 def test_replicas_take_turns_within_each_pass(expected):
@@ -160,7 +160,7 @@ def test_infinities_are_found_in_a_stage_where_that_is_asked_for():
 
 
 class Noisy(nn.Module):
-    """Both layers draw, the second as many numbers as the data say where it is told to."""
+    """A model whose layers both draw; the number of the second layer's draws depends on data if asked for."""
 
     def __init__(self, by_data: bool) -> None:
         super().__init__()
