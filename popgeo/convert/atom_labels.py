@@ -69,7 +69,7 @@ def _stress(called: str, values: np.ndarray, volume: float) -> np.ndarray:
 
 
 def symmetrised(called: str, matrix: np.ndarray) -> np.ndarray:
-    """The mean of a stress and its transpose. [3, 3]
+    """The mean of a stress and its transpose, [3, 3].
 
     Raises:
         ValueError: these differ by more than noise.

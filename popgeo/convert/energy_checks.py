@@ -15,7 +15,7 @@ _MOST_KEPT, _MOST_ATOMS = 1_000, 200_000
 
 
 def fit_elements(counts: np.ndarray, energy: np.ndarray) -> np.ndarray:
-    """Energies that least absolute deviations per atom give to elements, as sums per structure. [num_structures]
+    """Energies that least absolute deviations per atom give to elements, as sums per structure, [num_structures].
 
     Args:
         counts: Atoms of each element. [num_structures, num_elements]

@@ -140,7 +140,7 @@ def other_energy(said: Mapping[str, Any], names: Mapping[str, str], asked: Keys)
 
 
 def composition_of(numbers: np.ndarray) -> Composition:
-    """Return the composition of a structure, from its atomic numbers. [num_atoms]"""
+    """Return the composition of a structure, from its atomic numbers, [num_atoms]."""
     return tuple(zip(*(one.tolist() for one in np.unique(numbers, return_counts=True)), strict=True))
 
 

@@ -208,7 +208,7 @@ def _table(path: str | Path, **options: Any) -> pd.DataFrame:
 
 
 def _numbers(path: Any, column: pd.Series, names: pd.Index) -> np.ndarray:
-    """The number of each name. int64 [number of rows]"""
+    """The number of each name, int64 [number of rows]."""
     found = names.get_indexer(pd.Index(column))
     if (found < 0).any():
         row = int((found < 0).argmax())

@@ -133,7 +133,7 @@ class NeighborList:
 
 
 def _fragments(edges: np.ndarray, num_atoms: int) -> np.ndarray:
-    """The number of the fragment of each atom, whose atoms are joined by edges. [2, num_edges] -> [num_atoms]"""
+    """The number of the fragment of each atom, whose atoms are joined by edges, [2, num_edges] -> [num_atoms]."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 

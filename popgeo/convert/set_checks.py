@@ -18,7 +18,7 @@ _DECIMALS = 4  # of positions in angstrom: the same structure may have been kept
 
 
 def weight_of(one: Any, label: str) -> Tensor:
-    """The weight of one label of a structure or of each of a batch. [num_graphs]"""
+    """The weight of one label of a structure or of each of a batch, [num_graphs]."""
     found = [one[name] for name in ("weight", f"{label}_weight") if name in one]
     return torch.stack(found).prod(0) if found else torch.ones(())
 

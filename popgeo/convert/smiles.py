@@ -180,7 +180,7 @@ def _column(names: Sequence[str], column: str | None, targets: Sequence[str]) ->
 
 
 def _numbers(path: Path, first: int, table: pd.DataFrame) -> Any:
-    """What `y` takes of rows that begin with the `first` one; NaN where a field is empty. [num_rows, num_targets]"""
+    """What `y` takes of rows that begin with the `first` one; NaN where a field is empty, [num_rows, num_targets]."""
     numbers = table.apply(pd.to_numeric, errors="coerce").to_numpy("float64")
     # What is not a number, and what float32 does not hold, is not to pass for a field that is empty or infinite.
     odd = table.notna().to_numpy(bool) & ~(abs(numbers) < 3.4e38)

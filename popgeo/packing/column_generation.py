@@ -165,7 +165,7 @@ class Knapsack:
         return kind
 
     def fill(self, room: int, taken: int) -> np.ndarray:
-        """The fewest graphs that fill the room as far as it can be filled. [num_sizes]"""
+        """The fewest graphs that fill the room as far as it can be filled, [num_sizes]."""
         return self._trace(self.full[1], room, self.num_graphs - taken)
 
     def solve(self, prices: np.ndarray) -> tuple[int, list[tuple[int, ...]]]:

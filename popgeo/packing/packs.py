@@ -174,7 +174,7 @@ def totals_of_packs(sizes: NDArray[np.int64], ids: Ids, ptr: NDArray[np.int64]) 
 
 
 def whole_numbers(ids: ArrayLike, items: str = "Graphs") -> Ids:
-    """Return the numbers by which items are chosen. int64 [num_ids]
+    """Return the numbers by which items are chosen, int64 [num_ids].
 
     Raises:
         ValueError: they are not integers, such as the values of a mask.

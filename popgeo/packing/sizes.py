@@ -1,5 +1,7 @@
 """The door of every packing function: sizes as an integer table, and the graphs that no pack can hold."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -88,3 +90,17 @@ def names(num_dims: int) -> tuple[str, ...]:
         (('nodes',), ('size_0', 'size_1', 'size_2'))
     """
     return ("nodes", "edges")[:num_dims] if num_dims <= 2 else tuple(f"size_{d}" for d in range(num_dims))
+
+
+def grown(sizes: Sequence[int], needed: Sequence[int] | np.ndarray) -> list[int]:
+    """Return sizes that are large enough; a size that must grow becomes 1.5 times the need, because more may come.
+
+    Args:
+        sizes: The sizes so far, one per kind of slots.
+        needed: The slots that are needed, one per kind.
+
+    Example:
+        >>> grown([10, 40], needed=[20, 30])
+        [30, 40]
+    """
+    return [int(n) * 3 // 2 if n > size else size for size, n in zip(sizes, needed, strict=True)]

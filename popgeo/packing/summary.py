@@ -80,7 +80,7 @@ def fill(packs: Packs, sizes: ArrayLike, budget: Budget) -> "pd.DataFrame":
 
 
 def mean_sizes(packs: Packs, sizes: ArrayLike) -> NDArray[np.float64]:
-    """The mean first size (nodes) of the graphs of each pack. float64 [num_packs]
+    """The mean first size (nodes) of the graphs of each pack, float64 [num_packs].
 
     Example:
         >>> mean_sizes(Packs.from_lists([[0, 1], [2]]), [[4, 9], [6, 9], [2, 9]]).tolist()

@@ -91,7 +91,7 @@ def _swap(
 
 
 def _excess(used: Ids, limits: Ids) -> np.ndarray:
-    """How far packs are over budget, as a share of it so that dimensions compare. [...]"""
+    """How far packs are over budget, as a share of it so that dimensions compare, [...]."""
     return (np.maximum(used - limits, 0) / np.maximum(limits, 1)).sum(axis=-1)
 
 

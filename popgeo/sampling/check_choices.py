@@ -136,7 +136,7 @@ def check_seeds(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int]) -> di
 
 
 def times_of_trees(seeds: Mapping[str, Tensor], seed_time: Mapping[str, Tensor] | None) -> Tensor | None:
-    """The time of every seed, type after type. int64 [num_trees]"""
+    """The time of every seed, type after type, int64 [num_trees]."""
     if seed_time is None:
         return None
     if set(seed_time) != set(seeds):

@@ -65,7 +65,7 @@ class EntityShards:
 
     @property
     def sizes(self) -> Tensor:
-        """Entities of each shard; they fill its first rows. [num_shards]"""
+        """Entities of each shard; they fill its first rows, [num_shards]."""
         return (self.entity >= 0).sum(1)
 
     def spread(self, table: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class EntityShards:
 
 
 def pair_of(triples: Tensor, shards: EntityShards) -> Tensor:
-    """The pair of shards of each triple: head shard * num_shards + tail shard. [num_triples, 3] -> [num_triples]
+    """The pair of shards of each triple: head shard * num_shards + tail shard, [num_triples, 3] -> [num_triples].
 
     Raises:
         ValueError: the triples are not whole numbers [num_triples, 3], or name what there is not.

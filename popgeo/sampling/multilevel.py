@@ -71,7 +71,7 @@ class Graph:
 
 
 def multilevel(graph: Graph, num_parts: int, seed: int) -> np.ndarray:
-    """The part of each node; no part is more than 5 %, or one node, above the mean. int64 [num_nodes]
+    """The part of each node; no part is more than 5 %, or one node, above the mean, int64 [num_nodes].
 
     Example:
         >>> path = Graph.from_edges(np.array([[0, 1, 2], [1, 2, 3]]), num_nodes=4)
@@ -125,7 +125,7 @@ def _divide(graph: Graph, num_parts: int, capacity: int, generator: torch.Genera
 
 
 def _clusters(graph: Graph, capacity: int, generator: torch.Generator) -> np.ndarray:
-    """Small clusters of well-joined nodes, numbered from 0. int64 [num_nodes]"""
+    """Small clusters of well-joined nodes, numbered from 0, int64 [num_nodes]."""
     labels = np.arange(graph.num_nodes)
     weights = graph.node_weight.copy()
     for _ in range(2):
@@ -147,7 +147,7 @@ def _start(graph: Graph, num_parts: int, capacity: int, attempt: int, generator:
 
 
 def _breadth_first(graph: Graph, order: np.ndarray) -> np.ndarray:
-    """All nodes, component by component, each by the distance from its first node of `order`. int64 [num_nodes]"""
+    """All nodes, component by component, each by the distance from its first node of `order`, int64 [num_nodes]."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, connected_components
 

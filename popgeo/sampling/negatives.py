@@ -99,7 +99,7 @@ class NonEdges:
         return sources * self.num_destinations - self.rowptr.numpy()[sources]
 
     def num_free(self, sources: Places) -> Places:
-        """Return how many destinations have no edge from each source. [num_sources]"""
+        """Return how many destinations have no edge from each source, [num_sources]."""
         return self.pairs_before(sources + 1) - self.pairs_before(sources)
 
 

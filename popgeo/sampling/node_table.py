@@ -36,12 +36,12 @@ class NodeTable:
 
     @property
     def nodes(self) -> Tensor:
-        """The nodes so far. int64 [size]"""
+        """The nodes so far, int64 [size]."""
         return self._nodes[: self.size]
 
     @property
     def trees(self) -> Tensor | None:
-        """The tree of each node, if there are several. int64 [size]"""
+        """The tree of each node, if there are several, int64 [size]."""
         return None if self._trees is None else self._trees[: self.size]
 
     def add(

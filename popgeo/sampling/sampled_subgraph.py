@@ -39,7 +39,7 @@ class SampledSubgraph:
 
     @property
     def edge_index(self) -> Tensor:
-        """Source and destination of each edge as places in `node`. int64 [2, num_edges]"""
+        """Source and destination of each edge as places in `node`, int64 [2, num_edges]."""
         return torch.stack([self.row, self.col])
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ class HeteroSampledSubgraph:
 
     @property
     def edge_index(self) -> dict[EdgeType, Tensor]:
-        """By edge type: source and destination of each edge. int64 [2, num_edges]"""
+        """By edge type: source and destination of each edge, int64 [2, num_edges]."""
         return {edge_type: torch.stack([row, self.col[edge_type]]) for edge_type, row in self.row.items()}
 
     def __repr__(self) -> str:
