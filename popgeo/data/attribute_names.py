@@ -88,8 +88,8 @@ def register_attributes(nodes: Collection[str] = (), edges: Collection[str] = ()
         for name in names:
             if known.setdefault(name, level) != level:
                 raise ValueError(
-                    f"Attribute {name!r} belongs to {known[name]}s, so it cannot be registered for {level}s. If only one "
-                    f"dataset uses the name for {level}s, pass levels={{{name!r}: {level!r}}} with this dataset."
+                    f"Attribute {name!r} belongs to {known[name]}s, so it cannot be registered for {level}s. If only "
+                    f"one dataset uses the name for {level}s, pass levels={{{name!r}: {level!r}}} with this dataset."
                 )
     _REGISTERED.update({name: level for name, level in known.items() if name not in _FIXED})
 

@@ -32,7 +32,7 @@ class OverSizeStrategy(Enum):
     TrimNodesAndEdges = 4
     """Remove random nodes, then random edges, until the rest fits."""
     Alone = 5
-    """Put the graph alone into a larger batch. Only `FixedSizeBatchSampler` allows this: the user collates its batches."""
+    """Put the graph alone into a larger batch. Only `FixedSizeBatchSampler` allows this: users collate its batches."""
 
     @property
     def trims_nodes(self) -> bool:
