@@ -1,4 +1,4 @@
-"""What a file of structures calls energy, forces and the like, in which units, and which keys are not read."""
+"""The keys of energy, forces and other attributes in files of structures, their units, and the unused keys."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ WEIGHTS = tuple(_WEIGHTS)
 """Weights of a structure, and of each of its labels."""
 _TAKEN = {name: (name, f"ref_{name}") for name in LABELS} | _WEIGHTS | {"head": ("head",)}
 
-# What a key is about, by its name in small letters; the first that fits counts.
+# The kind of a key by its name in lower case; the first match counts.
 _UNIT = r"_?units?($|_(?!cell))"
 _KINDS = {
     "unit": _UNIT,
@@ -40,7 +40,7 @@ _OF_STRUCTURE = re.compile(r"(^|_)(dipole|quadrupole|polari[sz]ability|energy|ch
 
 @cache
 def kind_of(key: str) -> str | None:
-    """What a key is about, such as `"energy"`; None if it is about nothing that a potential is trained on.
+    """Return the kind of a key, such as `"energy"`; None for a kind that potentials do not use.
 
     Example:
         >>> kind_of("dft_Virials"), kind_of("config_energy_weight"), kind_of("config_type")
@@ -50,22 +50,22 @@ def kind_of(key: str) -> str | None:
 
 
 def find_names(said: Mapping[str, Any], asked: Keys, wanted: bool = True) -> tuple[dict[str, str], dict[str, str]]:
-    """What a structure calls each attribute that is read, and what is left with the option that would read it.
+    """Return the key of each attribute, and the unused keys with the options that read them.
 
     Args:
-        said: The values of the atoms and of the structure, by the file's names.
-        asked: What the user calls attributes; None leaves one out.
-        wanted: Whether labels and weights are read at all if they are not asked for.
+        said: The values of the atoms and of the structure by their keys in the file.
+        asked: The keys that the user states; None leaves an attribute out.
+        wanted: Whether to read labels and weights that the user does not name. Default: True.
 
     Raises:
-        ValueError: an attribute that is asked for is missing, several keys fit, or the energy's is of one atom.
+        ValueError: a stated key is missing, several keys fit, or the key of the energy is per atom.
     """
     names = {name: called for name, called in asked.items() if called is not None}
     if missing := sorted({called for name, called in names.items() if name not in WEIGHTS} - said.keys()):
         raise ValueError(f"it has no {missing}, but {sorted(said)}. Correct the keys.")
     if re.search("per_?atom", names.get("energy", "").lower()):
         raise ValueError(
-            f"it has {names['energy']!r} as energy, which is of the whole structure. Multiply it by the atoms."
+            f"it has {names['energy']!r} as energy, but energy is a total. Multiply it by the number of atoms."
         )
     for name in _TAKEN if wanted else ():
         if name in asked:
@@ -77,17 +77,17 @@ def find_names(said: Mapping[str, Any], asked: Keys, wanted: bool = True) -> tup
             names[name] = exact[0]
         elif exact or alike:
             raise ValueError(
-                f"it has {sorted(exact or alike)}. Pass keys={{{name!r}: ...}} (--key {name}=...) with the one meant, "
-                f"or None (--key {name}=) to leave it out."
+                f"it has {sorted(exact or alike)}. Pass keys={{{name!r}: ...}} (--key {name}=...) with the right key, "
+                f"or None (--key {name}=) to leave {name} out."
             )
     return names, _ignored(said, names, asked) if wanted else {}
 
 
 def _options(name: str, names: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The keys that are read as an attribute, in small letters, and those that are read if these are missing."""
+    """Return the keys of an attribute in lower case, and the keys to use if these are missing."""
     if name == "stress":
         return _TAKEN[name], _VIRIALS
-    if name == "stress_weight":  # of what the stress is made of
+    if name == "stress_weight":  # weights of virials count if the stress is made of virials
         both = (_TAKEN[name], _OF_VIRIALS)
         return both[::-1] if "virial" in names.get("stress", "").lower() else both
     return _TAKEN[name], ()
@@ -106,7 +106,7 @@ def _ignored(said: Mapping[str, Any], names: Mapping[str, str], asked: Keys) -> 
 
 
 def named_otherwise(name: str, names: Mapping[str, str], first: Mapping[str, str], where: str) -> str:
-    """Return the words for a structure that does not have an attribute under the key of a former structure.
+    """Return the error text for a structure with a different key of an attribute than a former structure.
 
     Args:
         name: The attribute.
@@ -124,13 +124,13 @@ def named_otherwise(name: str, names: Mapping[str, str], first: Mapping[str, str
 
 
 def require_same_attributes(names: Mapping[Path, Mapping[str, str]]) -> None:
-    """Check that all files have the attributes of the first one, by whatever keys; weights may be absent.
+    """Check that all files have the attributes of the first file, under any keys; weights may be absent.
 
     Args:
         names: For each file, the key of each attribute in its first structure.
 
     Raises:
-        ValueError: a file does not.
+        ValueError: a file has different attributes.
     """
     (first, of_first), *others = names.items()
     for path, own in others:
@@ -139,16 +139,16 @@ def require_same_attributes(names: Mapping[Path, Mapping[str, str]]) -> None:
 
 
 def is_settled(called: str, asked: Keys) -> bool:
-    """Return whether the user named or left out a key, or its values are looked at elsewhere: units, cells and pbc."""
+    """Check whether the user named a key or left it out, or other code uses it: units, cells and pbc."""
     is_looked_at = kind_of(called) in ("unit", "cell", "pbc") or called.lower() == "free_energy"  # see `other_energy`
     return is_looked_at or bool({kind_of(called), called, called.lower()} & asked.keys())
 
 
 def check_cell(said: Mapping[str, Any], has_cell: bool) -> None:
-    """Refuses a structure whose cell or periodicity has a name that was not read.
+    """Check that no unused key has a cell or periodicity.
 
     Raises:
-        ValueError: there is such a key.
+        ValueError: a key looks like a cell or periodicity and is not used.
     """
     for called in said:
         kind = kind_of(called)
@@ -160,16 +160,16 @@ def check_cell(said: Mapping[str, Any], has_cell: bool) -> None:
 def find_factors(
     said: Mapping[str, Any], metadata: Mapping[str, Any], names: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, float]:
-    """What numbers are multiplied by, from units that the file or the user names.
+    """Return the factor of each attribute, from units that the file or the user states.
 
     Args:
-        said: The values of the structure; keys such as `energy_unit` or `units` name units.
+        said: The values of the structure; keys such as `energy_unit` or `units` state units.
         metadata: The metadata of the whole file, such as SchNetPack's `_property_unit_dict`.
-        names: What the file calls each attribute.
+        names: The key of each attribute.
         given: Units that the user states, by `QUANTITIES`.
 
     Raises:
-        ValueError: a unit is not known, differs from another of the same, is of nothing, or leaves another open.
+        ValueError: a unit is unknown, contradicts a different unit, belongs to no key, or other units are missing.
     """
     sources = [(key, value) for source in (metadata, said) for key, value in source.items() if kind_of(key) == "unit"]
     told: dict[str, str] = {}
@@ -216,7 +216,7 @@ def find_factors(
 def _one(
     told: Mapping[str, str], quantity: str, given: Mapping[str, str], factors: Mapping[str, float], called: str = ""
 ) -> float:
-    """The factor of one quantity, which the user's unit and the file's must agree about."""
+    """Return the factor of one quantity; the units of the user and of the file must agree."""
     unit = told.get(called, told.get(quantity))
     if unit is None:
         return factors[quantity]
@@ -227,7 +227,7 @@ def _one(
 
 
 def _quantity_of(unit: str) -> str | None:
-    """The quantity that a unit is of; None if it is of none."""
+    """Return the quantity of a unit; None if the unit fits no quantity."""
     for quantity in QUANTITIES:
         with suppress(ValueError):
             factor_of(unit, quantity)
@@ -239,7 +239,7 @@ _WORDS = {"distance": "length", "position": "length", "pos": "length", "force": 
 
 
 def _told(key: str, value: Any) -> dict[str, str]:
-    """The units that one key names, by quantity or by the file's name of an attribute, in small letters."""
+    """Return the units that a key states, by quantity or by the key of an attribute, in lower case."""
     if isinstance(value, Mapping):
         return {_WORDS.get(name.lower().rstrip("s"), name.lower()): str(unit) for name, unit in value.items()}
     about = re.sub(_UNIT, "", key.lower()).removeprefix("of_").strip("_")
@@ -257,10 +257,10 @@ def _told(key: str, value: Any) -> dict[str, str]:
 
 
 def level_of(called: str, shape: tuple[int, ...], num_atoms: int, is_array: bool) -> str:
-    """Whether the values of a key belong to atoms, `"node"`, or to the structure, `"graph"`: its meaning decides.
+    """Return the level of a key from its meaning: `"node"` for values of atoms, `"graph"` for the structure.
 
     Raises:
-        ValueError: neither the key nor its shape tells.
+        ValueError: neither the key nor its shape decides.
 
     Example:
         >>> level_of("mulliken_charges", (1,), 1, False), level_of("dipole", (3,), 3, False)

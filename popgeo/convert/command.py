@@ -1,4 +1,4 @@
-"""`popgeo convert SOURCE FOLDER`: opens the source with its options and writes a store."""
+"""The command `popgeo convert SOURCE FOLDER`, which reads a source with its options and writes a store."""
 
 import argparse
 import ast
@@ -18,7 +18,7 @@ _TABLES = {".csv", ".tsv", ".smi"}
 
 
 def convert(arguments: Sequence[str]) -> int:
-    """Converts the source that a command line names."""
+    """Convert the source of a command line to a store."""
     asked = command_parsers.convert(arguments)
     graphs, options = source_of(asked)
     store = write(graphs, asked.folder, **options)
@@ -34,10 +34,10 @@ def convert(arguments: Sequence[str]) -> int:
 
 
 def source_of(asked: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The graphs of the source, and the options to write them with.
+    """Return the graphs of the source and the options for writing.
 
     Raises:
-        ValueError: the source is not known.
+        ValueError: the source does not exist.
     """
     path = Path(asked.source)
     written = {"sort_edges": asked.sort_edges, "validate": True, "exclude_keys": asked.exclude}
@@ -54,7 +54,7 @@ def source_of(asked: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 
 def atoms_options(asked: argparse.Namespace) -> dict[str, Any]:
-    """What `read_atoms` is given of the options for atoms."""
+    """Return the arguments of `read_atoms` from the options for atoms."""
     return {
         "keys": keys_of(asked.key),
         "units": dict(map(_pair, asked.units)),
@@ -64,7 +64,7 @@ def atoms_options(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def keys_of(texts: Sequence[str]) -> dict[str, str | None]:
-    """What a file calls attributes, as `["energy=dft_energy", "head="]` says it; None leaves one out."""
+    """Return the keys of attributes from texts such as `["energy=dft_energy", "head="]`; None leaves a key out."""
     return {name: called or None for name, called in map(_pair, texts)}
 
 

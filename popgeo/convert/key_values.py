@@ -1,4 +1,4 @@
-"""The table of keys that `popgeo info` and `popgeo train` print: how each is read, and values of keys that are not."""
+"""The table of keys of `popgeo info` and `popgeo train`: the use of each key, and values of unused keys."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ from popgeo.convert.atom_keys import WEIGHTS, Keys, is_settled
 
 Composition: TypeAlias = tuple[tuple[int, int], ...]
 """The number of atoms of each atomic number."""
-_LARGEST = 9  # numbers of a value that is compared, as of a polarizability
+_LARGEST = 9  # numbers of a compared value, such as a polarizability
 _SAME_ENERGY = 1e-5  # eV
 
 
 @dataclass(kw_only=True)
 class KeyValues:
-    """The values of structures that are not read: the first one of each key, and the first different one.
+    """Values in unused keys of structures: the first value of each key, and the first different value.
 
     Attributes:
-        differing: Two different values of a key in words, of keys that are not read and of the head.
+        differing: Two different values as text, for unused keys and for the head.
         counting: Keys of weights that are above 0 in some structure.
         seen: All keys of all structures.
         compositions: The different compositions of structures with an energy.
@@ -31,17 +31,17 @@ class KeyValues:
     seen: set[str] = field(default_factory=set)
     compositions: set[Composition] = field(default_factory=set)
     _first: dict[str, tuple[str | None, str]] = field(default_factory=dict)  # value and place
-    _place: str = ""  # of the first structure
+    _place: str = ""  # the place of the first structure
 
     def add(self, place: str, atoms: Any, said: Mapping[str, Any], names: Mapping[str, str], asked: Keys) -> None:
-        """Note what a structure says of itself and not of single atoms.
+        """Record the values of a structure, without values of single atoms.
 
         Args:
-            place: Its index and file, for messages.
+            place: The index and the file of the structure, for messages.
             atoms: The structure, an `Atoms` of ASE.
-            said: Its values by the file's names.
-            names: The key that each attribute is read from.
-            asked: What the user calls attributes; keys that the user left out are not followed.
+            said: The values of the structure by their keys in the file.
+            names: The key of each attribute.
+            asked: The keys that the user states; keys that the user left out are ignored.
         """
         self._place = self._place or place
         if "energy" in names:
@@ -57,7 +57,7 @@ class KeyValues:
                 self.differing[called] = f"{before} in {where}, {value} in {place}"
 
     def table(self, files: Sequence[Any]) -> str:
-        """Return the table of the keys of some files, `AtomsFile`s that were read, as text; empty without keys."""
+        """Return the keys of some `AtomsFile`s that were read as a table in text; empty without keys."""
         rows: dict[tuple[str, str], list[str]] = {}
         for one in files:
             for name, called in (one.names or {}).items():
@@ -79,7 +79,7 @@ class KeyValues:
         """Check that some structure has each weight that the user named.
 
         Raises:
-            ValueError: no structure has it, so that all would count alike.
+            ValueError: no structure has the weight, so all weights would be 1.
         """
         for name, called in asked.items():
             if name in WEIGHTS and called is not None and called not in self.seen:
@@ -93,10 +93,10 @@ class KeyValues:
 
 
 def said_of(atoms: Any) -> dict[str, Any]:
-    """Return what is said of atoms or of the whole structure, by the file's names.
+    """Return the values of atoms and of the structure by their keys in the file.
 
     Raises:
-        ValueError: a name has two different values.
+        ValueError: a key has two different values.
     """
     results = {} if atoms.calc is None else atoms.calc.results
     arrays = {name: value for name, value in atoms.arrays.items() if name not in ("positions", "numbers")}
@@ -109,7 +109,7 @@ def said_of(atoms: Any) -> dict[str, Any]:
 
 
 def _in_words(value: Any) -> str | None:
-    """Return a value as it is compared and shown; None if it is too large, or neither numbers nor a word."""
+    """Return a value as text for comparison; None for large values and for values other than numbers and words."""
     if isinstance(value, str):
         return repr(value[:60])
     if isinstance(value, Mapping) or np.asarray(value).dtype.kind not in "iufbU" or np.size(value) > _LARGEST:
@@ -118,7 +118,7 @@ def _in_words(value: Any) -> str | None:
 
 
 def other_energy(said: Mapping[str, Any], names: Mapping[str, str], asked: Keys) -> dict[str, str]:
-    """Return the key of a free energy that differs from the energy that is read, with the option that reads it.
+    """Return the key of a free energy that differs from the energy in use, with the option for it.
 
     Forces and stress of a calculation with smeared levels are derivatives of the free energy.
 
@@ -140,16 +140,16 @@ def other_energy(said: Mapping[str, Any], names: Mapping[str, str], asked: Keys)
 
 
 def composition_of(numbers: np.ndarray) -> Composition:
-    """Return the composition of a structure, from its atomic numbers, [num_atoms]."""
+    """Return the composition of a structure from its atomic numbers [num_atoms]."""
     return tuple(zip(*(one.tolist() for one in np.unique(numbers, return_counts=True)), strict=True))
 
 
 def undetermined_elements(compositions: Iterable[Composition], known: Iterable[int] = ()) -> str:
-    """Return a sentence if energies of elements do not follow from energies of these compositions, or nothing.
+    """Return a warning if energies of these compositions do not determine energies of elements, or an empty text.
 
     Args:
-        compositions: Of the structures that have an energy.
-        known: Atomic numbers whose energies are given.
+        compositions: The compositions of structures with an energy.
+        known: Atomic numbers of elements with a given energy.
 
     Example:
         >>> undetermined_elements([((1, 2), (8, 1))])[:61]

@@ -1,4 +1,4 @@
-"""Compressed files: none is unpacked beyond a hundred times its size, nor with a dictionary that no packer makes."""
+"""Compressed files, unpacked to at most a hundred times their size and with a dictionary of usual size."""
 
 import bz2
 import gzip
@@ -11,21 +11,21 @@ from typing import IO, Any
 
 _RATIO, _LEAST = 100, 1 << 16
 _PART = 1 << 20
-_DICTIONARY = 1 << 27  # bytes that unpacking may need; `xz -9` needs half as many
+_DICTIONARY = 1 << 27  # largest dictionary in bytes; `xz -9` needs half of it
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _REFUSED = {".tar", ".tgz", ".7z", ".rar", ".lz4", ".br", ".z", ".lzma"}
 
 
 def most_unpacked(size: int) -> int:
-    """Return to how many bytes something of this size may be unpacked."""
+    """Return the largest allowed number of unpacked bytes for a packed size."""
     return _RATIO * max(size, _LEAST)
 
 
 def require_unpacked(path: Path) -> None:
-    """Unpack a compressed file once without keeping it, as far as its size allows.
+    """Check the unpacked size of a compressed file by unpacking it once.
 
     Raises:
-        ValueError: it unpacks to more than a hundred times its size, or asks for too much memory.
+        ValueError: the unpacked size is more than a hundred times the size, or unpacking needs too much memory.
     """
     kind = path.suffix.lower()
     if kind in PACKED:
@@ -39,10 +39,10 @@ def require_unpacked(path: Path) -> None:
 
 
 def open_unpacked(path: Path) -> IO[bytes]:
-    """Open a file that may be compressed by gzip, bzip2, xz, zip (one file in it) or zstd, as what it unpacks to.
+    """Open the unpacked content of a file that may be compressed by gzip, bzip2, xz, zip (with one file) or zstd.
 
     Raises:
-        ValueError: it unpacks to more than a hundred times its size, or is an archive of another kind.
+        ValueError: the unpacked size is more than a hundred times the size, or the file is a different kind of archive.
     """
     kind = path.suffix.lower()
     if kind in _REFUSED:
@@ -56,7 +56,7 @@ def open_unpacked(path: Path) -> IO[bytes]:
 
 
 class _XZ(io.RawIOBase):
-    """What an .xz file unpacks to, which is refused if it asks for a large dictionary."""
+    """The unpacked content of an .xz file; a file that needs a large dictionary raises an error."""
 
     def __init__(self, packed: IO[bytes]) -> None:
         self._parts = self._unpack(packed)
@@ -74,12 +74,12 @@ class _XZ(io.RawIOBase):
             data = unpacking.unused_data
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next part that is not empty, of any size."""
+        """Return the next non-empty part, of any size."""
         try:
             return next(filter(None, self._parts), b"")
         except lzma.LZMAError as error:
             if "limit" in str(error):
-                raise ValueError(f"it needs more than {_DICTIONARY:,} bytes to be unpacked. Unpack it.") from error
+                raise ValueError(f"it needs a dictionary of over {_DICTIONARY:,} bytes. Unpack it yourself.") from error
             raise
 
 

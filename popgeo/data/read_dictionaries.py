@@ -124,7 +124,7 @@ def _join(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) 
 
 
 def refuse_own(name: str, values: Iterable[Any]) -> None:
-    """Raise if a graph has a `batch` or `ptr` with information of its own, because a batch replaces both."""
+    """Raise if a graph has a `batch` or `ptr` of more than one graph, because a batch replaces both."""
     for graph, value in enumerate(values):
         numbers = value if isinstance(value, Tensor) else torch.as_tensor(value)
         if numbers.numel() > 2 if name == "ptr" else bool(numbers.any()):

@@ -53,13 +53,13 @@ class Molecules(InMemoryDataset):
     ============  ==================  ========================================================================
 
     Args:
-        root: Folder that keeps the result of `pre_transform` and `pre_filter` between runs, as PyG's datasets do.
-            Without it nothing is written and both run in memory.
-        transform: Applied at each access.
-        pre_transform: Applied to each molecule once.
-        pre_filter: Molecules for which it is false are left out; runs before `pre_transform`.
-        force_reload: Apply `pre_transform` and `pre_filter` again though `root` holds their result.
-        log: Whether to say, as PyG does, that files are written, and to show a bar where `pre_transform` lasts.
+        root: Folder for the result of `pre_transform` and `pre_filter`, as for PyG's datasets. Default: nothing is
+            written, and both run in memory.
+        transform: A function that is applied to a molecule at each access.
+        pre_transform: A function that is applied to each molecule once.
+        pre_filter: A function that returns False for molecules to leave out; it runs before `pre_transform`.
+        force_reload: Whether to apply `pre_transform` and `pre_filter` again although `root` has their result.
+        log: Whether to report written files, as PyG does, and to show a bar if `pre_transform` takes long.
 
     Raises:
         ValueError: `pre_filter` leaves no molecule.
@@ -98,10 +98,10 @@ class Molecules(InMemoryDataset):
 
     @classmethod
     def target_index(cls, name: str) -> int:
-        """The column of `y` that holds a target.
+        """Return the column of a target in `y`.
 
         Raises:
-            ValueError: there is no such target.
+            ValueError: the target does not exist.
 
         Example:
             >>> Molecules.target_index("gap")
@@ -113,19 +113,21 @@ class Molecules(InMemoryDataset):
 
     @property
     def has_process(self) -> bool:
-        """Whether PyG keeps a processed file: only where a root was given."""
+        """Whether PyG keeps a processed file: only with a root."""
         return self._keeps_files
 
     @property
     def raw_file_names(self) -> list[str]:
+        """The files to download: none."""
         return []
 
     @property
     def processed_file_names(self) -> list[str]:
+        """The processed file under `root`."""
         return ["molecules.pt"]
 
     def process(self) -> None:
-        """Writes the molecules, filtered and transformed, under `root`."""
+        """Write the filtered and transformed molecules under `root`."""
         data, slices = self._prepare()
         torch.save((data.to_dict(), slices, type(data)), self.processed_paths[0])
 
@@ -146,13 +148,13 @@ class Molecules(InMemoryDataset):
 
 
 class SelectTarget(BaseTransform):
-    """Narrows `y` from all targets to one, as `Molecules(transform=...)`.
+    """A transform that reduces `y` to one target, for `Molecules(transform=...)`.
 
     Args:
         name: One of `Molecules.targets`.
 
     Raises:
-        ValueError: there is no such target.
+        ValueError: the target does not exist.
 
     Example:
         >>> Molecules(transform=SelectTarget("dipole"))[0].y.shape
@@ -164,6 +166,7 @@ class SelectTarget(BaseTransform):
         self.index = Molecules.target_index(name)
 
     def forward(self, data: Data) -> Data:
+        """Return the molecule with only this target in `y`."""
         data.y = data.y[:, self.index]
         return data
 
@@ -172,7 +175,7 @@ class SelectTarget(BaseTransform):
 
 
 def _read() -> tuple[Data, dict[str, Tensor]]:
-    """All molecules of the bundled file in `InMemoryDataset`'s own storage: one flat `Data` and its slices."""
+    """Read all molecules of the bundled file in the storage of `InMemoryDataset`: a flat `Data` and its slices."""
     with resources.files(__package__).joinpath("molecules.npz").open("rb") as file, np.load(file) as npz:
         held = dict(npz)
     num_atoms, num_bonds = held["num_atoms"].astype(np.int64), held["num_bonds"].astype(np.int64)
@@ -203,7 +206,7 @@ def _read() -> tuple[Data, dict[str, Tensor]]:
 
 
 def _edges(bond: np.ndarray, molecule: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both directions of each bond, sorted by molecule, then row 0, then row 1.
+    """Return both directions of each bond, sorted by molecule, then row 0, then row 1.
 
     Args:
         bond: Atom, atom (counted within the molecule), kind. [num_bonds, 3]

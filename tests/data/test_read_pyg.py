@@ -197,7 +197,7 @@ def test_attributes_of_a_dataset_in_memory_are_left_out_as_those_of_a_list(graph
 
 
 def joined(*values):
-    """What graphs that have these values hold together, and where the rows of each begin."""
+    """Return the concatenated values of graphs, and the first row of each graph."""
     store = FlatStore.from_dataset([Data(num_nodes=1, note=value) for value in values])
     note = next(attribute for attribute in store.attributes if attribute.name == "note")
     return note.values, store.row_pointers[note.axis]

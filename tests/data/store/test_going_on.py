@@ -23,7 +23,7 @@ STORE = FlatStore.from_dataset(GRAPHS)
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
-    """A folder to which three graphs were written, and not finished."""
+    """Return the folder of an unfinished store with three graphs."""
     with FolderWriter(tmp_path / "store") as writer:
         for part in blocks(STORE[:3], 0, 1):
             writer.append(part)

@@ -35,7 +35,7 @@ def places(content: Any, path: tuple = ()) -> Iterator[tuple]:
 
 
 def put(content: dict, place: tuple, value: Any) -> bytes:
-    """A manifest with another value in one place, and its own checksum."""
+    """Return a manifest with a different value in one place, and a new checksum."""
     content = copy.deepcopy(content)
     del content["crc32"]
     at = content

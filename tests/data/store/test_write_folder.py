@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def begun(folder: Path, number: int = 2, **choices: object) -> None:
-    """Writes the first few graphs only."""
+    """Write the first few graphs only."""
     with FolderWriter(folder, **choices) as writer:
         for part in blocks(STORE[:number], 0, 1):
             writer.append(part)
