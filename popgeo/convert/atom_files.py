@@ -17,7 +17,7 @@ from popgeo.convert.database_files import reach_aselmdb, reach_db, reach_traject
 from popgeo.convert.hdf5_file import reach_hdf5
 from popgeo.convert.open_file import OpenFile
 from popgeo.convert.other_formats import format_of, molecule_of, molecule_starts, read_other
-from popgeo.convert.packed_files import PACKED, require_unpacked
+from popgeo.convert.packed_files import PACKED, require_unpacked, unpacked_parts
 
 _NAME = re.compile(r"""(?:^|\s)["']?([\w:.-]+)["']?\s*=\s*""")
 _WORD = re.compile(r"\S+")
@@ -65,11 +65,7 @@ def _reach_any(path: Path) -> OpenFile:
 
 def _opener(path: Path) -> Callable[[], Any]:
     """Return a function that opens a file for random access; a compressed file is unpacked into memory."""
-    if (unpacked := PACKED.get(path.suffix)) is None:
-        return partial(path.open, "rb")
-    require_unpacked(path)
-    with unpacked(path, "rb") as file:
-        return partial(io.BytesIO, file.read())
+    return partial(io.BytesIO, b"".join(unpacked_parts(path))) if path.suffix in PACKED else partial(path.open, "rb")
 
 
 def _reach_sdf(path: Path) -> OpenFile:

@@ -33,7 +33,7 @@ def entries_of(path: Path) -> Iterator[tuple[bytes, int, int]]:
             if number in seen or level > min(depth, _DEEPEST):
                 raise ValueError(f"it is damaged: page {number} is reached twice")
             seen.add(number)
-            flags, nodes = _nodes(_read_page(file, size, page_bytes, number), number)
+            flags, nodes = _nodes(_exactly(file, size, number * page_bytes, page_bytes), number)
             if flags & _BRANCH:
                 left += [(low | high << 16 | top << 32, level + 1) for low, high, top, _, _ in reversed(nodes)]
                 continue
@@ -85,10 +85,6 @@ def _nodes(page: bytes, number: int) -> tuple[int, list[tuple[int, int, int, byt
             raise ValueError(f"it is damaged: a key lies beyond page {number}")
         nodes.append((*numbers, page[end - key_size : end], end))
     return flags, nodes
-
-
-def _read_page(file: BinaryIO, size: int, page_bytes: int, number: int) -> bytes:
-    return _exactly(file, size, number * page_bytes, page_bytes)
 
 
 def _exactly(file: BinaryIO, size: int, start: int, length: int) -> bytes:

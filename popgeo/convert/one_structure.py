@@ -1,14 +1,13 @@
 """A summary of one structure in about forty numbers; `popgeo.convert.doctor` finds the faults of a set from them."""
 
 from collections.abc import Mapping
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.data import Data
 
+from popgeo.convert.periodic_pairs import tree_pairs
 from popgeo.elements import RADII
 
 NEAR = 6.0  # angstrom; every bond and every distance in a metal is shorter
@@ -108,9 +107,10 @@ def measure(parts: StructureParts, bonds: Bonds) -> dict[str, Any]:
     row["finite"] = bool(len(z) and np.isfinite(pos).all() and np.isfinite(cell).all())
     if not row["finite"]:
         return row
-    full, frac, heights = _measure_cell(parts, row)
+    full = _measure_cell(parts, row)
     radii = np.array(RADII)[np.clip(z, 0, len(RADII) - 1)]
-    first, second, apart, distance = _pairs(pos, full, frac, heights, pbc & (row["has_images"] > 0))
+    repeats = pbc & (row["has_images"] > 0)
+    first, second, _, apart, distance = tree_pairs(pos, full, repeats, NEAR, is_limited=True)
     ratio = distance / (radii[first] + radii[second])
     nearest, relative = np.full(len(z), np.inf), np.full(len(z), np.inf)
     np.minimum.at(nearest, first, distance)
@@ -143,8 +143,8 @@ def measure(parts: StructureParts, bonds: Bonds) -> dict[str, Any]:
     return row
 
 
-def _measure_cell(parts: StructureParts, row: dict[str, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the cell completed to three vectors, fractional positions, and the thickness in each direction."""
+def _measure_cell(parts: StructureParts, row: dict[str, float]) -> np.ndarray:
+    """Add the numbers of the cell, and return the cell completed to three independent vectors."""
     cell, pbc, lengths = parts.cell, parts.pbc, np.linalg.norm(parts.cell, axis=1)
     there = lengths > 1e-6
     shape = abs(np.linalg.det(cell)) / max(lengths.prod(), 1e-12)
@@ -166,30 +166,7 @@ def _measure_cell(parts: StructureParts, row: dict[str, float]) -> tuple[np.ndar
         gaps = np.vstack([np.diff(ordered, axis=0), ordered[:1] + 1 - ordered[-1:]]).max(axis=0) * heights
         row["vacuum"] = gaps[pbc].max(initial=0)
         row["filled"] = bool(pbc.any() and (gaps[~pbc] < 4).any())
-    return full, frac, heights
-
-
-def _pairs(
-    pos: np.ndarray, full: np.ndarray, frac: np.ndarray, heights: np.ndarray, repeats: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """Return ordered pairs of atoms within `NEAR`, images included: atom, neighbor, vector to it, distance."""
-    images, owner = pos, np.arange(len(pos))
-    if repeats.any():
-        frac = frac - np.floor(frac) * repeats
-        reach = np.where(repeats, NEAR / heights, 0)
-        most = np.clip((1e6 / len(pos)) ** (1 / 3) / 2, 1, 6)
-        steps = np.minimum(np.ceil(reach), most).astype(int)
-        shifts = np.array(list(product(*(range(-many, many + 1) for many in steps))))
-        moved = frac + shifts[:, None]
-        kept = ((moved >= -reach) & (moved <= 1 + reach) | ~repeats).all(axis=2)
-        pos, images, owner = frac @ full, moved[kept] @ full, np.nonzero(kept)[1]
-    trees = [cKDTree(points, compact_nodes=False, balanced_tree=False) for points in (pos, images)]
-    density = len(images) / np.maximum(np.ptp(images, axis=0), 1).prod()
-    near = NEAR if len(images) < 2_000 else min(NEAR, (120 / density) ** (1 / 3))  # at most about 500 neighbors
-    found = trees[0].sparse_distance_matrix(trees[1], near, output_type="ndarray")
-    first, second, distance = found["i"], owner[found["j"]], found["v"]
-    other = (first != second) | (distance > 1e-6)
-    return first[other], second[other], (images[found["j"]] - pos[first])[other], distance[other]
+    return full
 
 
 def _add_prints(

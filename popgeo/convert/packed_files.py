@@ -5,7 +5,9 @@ import gzip
 import io
 import lzma
 import zipfile
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,21 +23,24 @@ def most_unpacked(size: int) -> int:
     return _RATIO * max(size, _LEAST)
 
 
-def require_unpacked(path: Path) -> None:
-    """Check the unpacked size of a compressed file by unpacking it once.
+def unpacked_parts(path: Path) -> Iterator[bytes]:
+    """Yield the unpacked content of a compressed file in parts.
 
     Raises:
         ValueError: the unpacked size is more than a hundred times the size, or unpacking needs too much memory.
     """
-    kind = path.suffix.lower()
-    if kind in PACKED:
-        with path.open("rb") as packed, _parts_of(kind, packed) as file:
-            left = most_unpacked(path.stat().st_size)
-            while part := file.read(_PART):
-                if (left := left - len(part)) < 0:
-                    raise ValueError(
-                        "it unpacks to more than a hundred times its size; unpack it yourself if you trust it"
-                    )
+    left = most_unpacked(path.stat().st_size)
+    with _opened(path) as file:
+        while part := file.read(_PART):
+            if (left := left - len(part)) < 0:
+                raise ValueError("it unpacks to more than a hundred times its size; unpack it yourself if you trust it")
+            yield part
+
+
+def require_unpacked(path: Path) -> None:
+    """Check a file that may be compressed by unpacking it once, see `unpacked_parts`."""
+    if path.suffix.lower() in PACKED:
+        deque(unpacked_parts(path), maxlen=0)
 
 
 def open_unpacked(path: Path) -> IO[bytes]:
@@ -47,10 +52,8 @@ def open_unpacked(path: Path) -> IO[bytes]:
     kind = path.suffix.lower()
     if kind in _REFUSED:
         raise ValueError(f"a file that ends in {kind} is not unpacked. Unpack it, or compress it by gzip.")
-    if kind == ".zip":
-        return io.BytesIO(_only_entry(path))
-    if kind == ".zst":
-        return io.BytesIO(_of_zstd(path))
+    if kind in (".zip", ".zst"):
+        return io.BytesIO(b"".join(unpacked_parts(path)))
     require_unpacked(path)
     return PACKED.get(kind, open)(path, "rb")
 
@@ -83,33 +86,24 @@ class _XZ(io.RawIOBase):
             raise
 
 
-def _parts_of(kind: str, packed: IO[bytes]) -> Any:
-    return _XZ(packed) if kind == ".xz" else PACKED[kind](packed, "rb")
-
-
-def _only_entry(path: Path) -> bytes:
-    with zipfile.ZipFile(path) as archive:
-        if len(entries := [one for one in archive.infolist() if not one.is_dir()]) != 1:
-            raise ValueError(f"it holds {len(entries)} files. Put one file into it.")
-        with archive.open(entries[0]) as file:
-            return _limited(file, path)
-
-
-def _of_zstd(path: Path) -> bytes:
-    try:
-        from compression import zstd  # since Python 3.14
-
-        with zstd.open(path, "rb") as file:
-            return _limited(file, path)
-    except ImportError:
-        import zstandard
-
-        with zstandard.open(path, "rb") as file:
-            return _limited(file, path)
-
-
-def _limited(file: IO[bytes], path: Path) -> bytes:
-    found = file.read((most := most_unpacked(path.stat().st_size)) + 1)
-    if len(found) > most:
-        raise ValueError("it unpacks to more than a hundred times its size; unpack it yourself if you trust it")
-    return found
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open the unpacked content of a compressed file."""
+    kind = path.suffix.lower()
+    with ExitStack() as opened:
+        packed = opened.enter_context(path.open("rb"))
+        if kind == ".xz":
+            yield _XZ(packed)
+        elif kind == ".zip":
+            archive = opened.enter_context(zipfile.ZipFile(packed))
+            if len(entries := [one for one in archive.infolist() if not one.is_dir()]) != 1:
+                raise ValueError(f"it holds {len(entries)} files. Put one file into it.")
+            yield opened.enter_context(archive.open(entries[0]))
+        elif kind == ".zst":
+            try:
+                from compression import zstd  # since Python 3.14
+            except ImportError:
+                import zstandard as zstd
+            yield opened.enter_context(zstd.open(packed, "rb"))
+        else:
+            yield opened.enter_context(PACKED[kind](packed, "rb"))

@@ -1,15 +1,16 @@
 """Inputs of models from structures: pairs of atoms within a cutoff, known elements, positions near the origin."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 _FARTHEST = 1e6  # angstrom
 _MOST_CUTOFFS, _MOST_CELLS = 2_000, 100_000  # along one direction, and in total: see `_is_wide`
-_MOST_ATOMS_BY_ALL_PAIRS = 4_096
 _MOST_PAIRS = 50_000_000
 _LAST_ELEMENT = 118
 _FAR = 64.0  # angstrom from the origin; farther away float32 rounds more than 4e-6 angstrom
@@ -31,7 +32,7 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
 
     Raises:
         ValueError: the cutoff is not positive, a periodic direction has no vector, the structure is too wide for the
-            cutoff, there are too many pairs, or a periodic cell needs vesin or ASE and neither is installed.
+            cutoff, or there are too many pairs.
     """
     if not cutoff > 0:
         raise ValueError(f"The cutoff is {cutoff}; it must be more than 0 angstrom.")
@@ -44,12 +45,12 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
     moves = near_origin(pos, cell, pbc)
     pos = pos - moves
     extent, is_wide = _is_wide(pos, cell, pbc, cutoff)
-    if is_wide and (any(pbc) or len(pos) > _MOST_ATOMS_BY_ALL_PAIRS):
+    if is_wide and any(pbc):
         raise ValueError(
             f"The structure is {extent:,.0f} angstrom long, which is too far for a cutoff of {cutoff} angstrom to be "
             "searched. If this is dynamics, it has blown up: take a shorter step."
         )
-    first, second, steps = _all_pairs(pos, cutoff) if is_wide else _pairs(pos, cell, pbc, cutoff)
+    first, second, steps = _pairs(pos, cell, pbc, cutoff, is_wide)
     # A pair leads from `first` to the image of `second`, moved by steps of the cell.
     order = np.lexsort((second, first))
     edges = np.stack([second[order], first[order]]).astype(np.int64)
@@ -153,32 +154,61 @@ def _is_wide(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) 
     return float(reach.max()), bool(cells.max() > _MOST_CUTOFFS or (fewer < 1.0 and cells.min() * fewer < 2.0))
 
 
-def _all_pairs(pos: np.ndarray, cutoff: float) -> tuple[np.ndarray, ...]:
-    """Find pairs of a structure that is not periodic by all distances."""
-    apart = np.linalg.norm(pos[:, None] - pos, axis=2)
-    first, second = np.nonzero((apart < cutoff) & ~np.eye(len(pos), dtype=bool))
-    return first, second, np.zeros((len(first), 3))
-
-
-def _pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[np.ndarray, ...]:
-    """Find pairs with vesin, or with ASE if vesin is missing; a small structure without a cell needs neither."""
+def _pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float, is_wide: bool) -> tuple[np.ndarray, ...]:
+    """Find pairs with vesin, or with k-d trees if vesin is missing or cannot search a wide structure."""
     try:
         import vesin
     except ImportError:
-        if not any(pbc) and len(pos) <= _MOST_ATOMS_BY_ALL_PAIRS:
-            return _all_pairs(pos, cutoff)
-        try:
-            from ase.neighborlist import primitive_neighbor_list
-        except ImportError as error:
-            what = "in a cell that repeats" if any(pbc) else f"of {len(pos):,} atoms"
-            raise ValueError(f"Listing pairs {what} needs vesin: pip install vesin.") from error
-        return primitive_neighbor_list("ijS", pbc, _completed(cell, pbc), pos, cutoff)
+        is_wide = True
+    if is_wide:
+        return tree_pairs(pos, _completed(cell, pbc), pbc, cutoff)[:3]
     neighbors = vesin.NeighborList(cutoff=cutoff, full_list=True)
     return neighbors.compute(points=pos, box=cell, periodic=pbc, quantities="ijS")
 
 
+def tree_pairs(
+    pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float, is_limited: bool = False
+) -> tuple[np.ndarray, ...]:
+    """Find ordered pairs of atoms with k-d trees of the atoms and of their images.
+
+    Args:
+        pos: Positions (angstrom). [num_atoms, 3]
+        cell: Three independent vectors (angstrom). [3, 3]
+        pbc: True for periodic directions. [3]
+        cutoff: Largest distance (angstrom).
+        is_limited: Whether to leave out far images and far pairs in a cell that is small or dense, so that the search
+            stays fast. Default: False.
+
+    Returns:
+        For each pair: the atom, the neighbor, the steps of the neighbor's image along the cell, the vector from the
+        atom to this image, and the distance.
+    """
+    inverse = np.linalg.inv(cell)
+    frac = pos @ inverse
+    offset, images, owner, shifts = np.floor(frac) * pbc, pos, np.arange(len(pos)), np.zeros((len(pos), 3))
+    if pbc.any():
+        frac = frac - offset
+        reach = np.where(pbc, cutoff * np.linalg.norm(inverse, axis=0), 0)
+        most = np.clip((1e6 / len(pos)) ** (1 / 3) / 2, 1, 6) if is_limited else np.inf
+        steps = np.minimum(np.ceil(reach), most).astype(int)
+        grid = np.array(list(product(*(range(-many, many + 1) for many in steps))))
+        moved = frac + grid[:, None]
+        kept = ((moved >= -reach) & (moved <= 1 + reach) | ~pbc).all(axis=2)
+        which, owner = np.nonzero(kept)
+        pos, images, shifts = frac @ cell, moved[kept] @ cell, grid[which] - offset[owner]
+    if is_limited and len(images) >= 2_000:
+        density = len(images) / np.maximum(np.ptp(images, axis=0), 1).prod()
+        cutoff = min(cutoff, (120 / density) ** (1 / 3))  # at most about 500 neighbors
+    trees = [cKDTree(points, compact_nodes=False, balanced_tree=False) for points in (pos, images)]
+    found = trees[0].sparse_distance_matrix(trees[1], cutoff, output_type="ndarray")
+    first, image, distance = found["i"], found["j"], found["v"]
+    other = (distance < cutoff) & ((first != owner[image]) | (distance > 1e-6))
+    first, image, distance = first[other], image[other], distance[other]
+    return first, owner[image], shifts[image] + offset[first], images[image] - pos[first], distance
+
+
 def _completed(cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
-    """Return the cell with orthogonal vectors along directions that are not periodic; ASE's list needs a volume."""
+    """Return the cell with orthogonal vectors along directions that are not periodic, so that it has a volume."""
     _, _, axes = np.linalg.svd(cell[pbc])  # the last axes are orthogonal to all periodic vectors
     whole = cell.copy()
     whole[~pbc] = axes[np.count_nonzero(pbc) :]

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -104,7 +105,7 @@ def _tables(path: Path, column: str | None, targets: Sequence[str]) -> Iterator[
                 found = _column(["smiles"], column, targets)
             else:
                 _require_few_columns(file, sep)
-                names = [_bare(name) for name in pd.read_csv(file, nrows=0, **options)]
+                names = [re.sub('^"|"$', "", str(name)) for name in pd.read_csv(file, nrows=0, **options)]
                 file.seek(0)
                 has_header = not names or not _has_no_header(names)
                 names = names if has_header else [str(i) for i in range(len(names))]
@@ -118,11 +119,6 @@ def _tables(path: Path, column: str | None, targets: Sequence[str]) -> Iterator[
         raise ValueError(f"{path} {error}") from None
     except Exception as error:  # a damaged file may break pandas in any way
         raise ValueError(f"{path} cannot be read: {error!r}. Is it whole?") from error
-
-
-def _bare(name: object) -> str:
-    """Return the name of a column without the quotation marks around it."""
-    return str(name).removeprefix('"').removesuffix('"')
 
 
 def _without_marks(table: pd.DataFrame) -> pd.DataFrame:

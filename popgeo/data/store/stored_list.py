@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +23,6 @@ class StoredList(MappedFilesMixin, Sequence[Any]):
 
     def __len__(self) -> int:
         return len(self.ends) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
 
     def __getitem__(self, index: int | slice) -> Any:
         """Return one value, or the values of a slice as a list."""
