@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from popgeo.convert.atom_labels import symmetrised
-from popgeo.convert.database_files import reach_aselmdb, reach_db, reach_trajectory
-from popgeo.convert.hdf5_file import reach_hdf5
+from popgeo.convert.database_files import open_aselmdb, open_db, open_trajectory
+from popgeo.convert.hdf5_file import open_hdf5
 from popgeo.convert.open_file import OpenFile
 from popgeo.convert.other_formats import format_of, molecule_of, molecule_starts, read_other
 from popgeo.convert.packed_files import PACKED, require_unpacked, unpacked_parts
@@ -32,28 +32,28 @@ def ending(path: Path) -> str:
     return Path(path.stem if path.suffix in PACKED else path).suffix.lower()
 
 
-def reach(path: Path) -> OpenFile:
+def open_file(path: Path) -> OpenFile:
     """Open a file with at least one structure.
 
     Raises:
         ValueError: the file is damaged, empty or of an unknown kind, or a package for it is missing.
     """
     try:
-        reached = _OPENERS.get(path.suffix.lower(), _reach_any)(path)
+        opened = _OPENERS.get(path.suffix.lower(), _open_any)(path)
     except ImportError as error:
         raise ValueError(f"Reading {path} needs {error.name}: pip install {error.name}.") from error
     except Exception as error:  # a damaged file may break a reader in any way
         known = (
             f"Files that end in {', '.join(SUFFIXES)} can be read, and others that ASE knows: .cif, .pdb, POSCAR, ..."
         )
-        said = str(error) if type(error) is ValueError else f"{error!r}. {known}"
-        raise ValueError(f"{path} cannot be read: {said}") from error
-    if not reached.num_structures:
+        reason = str(error) if type(error) is ValueError else f"{error!r}. {known}"
+        raise ValueError(f"{path} cannot be read: {reason}") from error
+    if not opened.num_structures:
         raise ValueError(f"{path} holds no structure.")
-    return reached
+    return opened
 
 
-def _reach_any(path: Path) -> OpenFile:
+def _open_any(path: Path) -> OpenFile:
     """Open a file in a format of ASE and keep all structures, because most formats are read from the start."""
     require_unpacked(path)
     with PACKED.get(path.suffix, open)(path, "rb") as file:
@@ -68,7 +68,7 @@ def _opener(path: Path) -> Callable[[], Any]:
     return partial(io.BytesIO, b"".join(unpacked_parts(path))) if path.suffix in PACKED else partial(path.open, "rb")
 
 
-def _reach_sdf(path: Path) -> OpenFile:
+def _open_sdf(path: Path) -> OpenFile:
     """Open an SDF with an index of the start of each molecule."""
     opened = _opener(path)
     starts = array("q", molecule_starts(opened()))
@@ -81,7 +81,7 @@ def _read_sdf(opened: Callable[[], Any], starts: Sequence[int], index: int) -> A
         return molecule_of(file.read(starts[index + 1] - starts[index]).decode(errors="replace"))
 
 
-def _reach_xyz(path: Path) -> OpenFile:
+def _open_xyz(path: Path) -> OpenFile:
     """Open (extended) XYZ with an index of the start of each structure."""
     opened = _opener(path)
     starts = array("q", [0])
@@ -113,22 +113,22 @@ def _read_xyz(opened: Callable[[], Any], starts: Sequence[int], index: int) -> A
     names = [pair.name.lower() if pair.name.lower() in ("pbc", *_SPELLED) else pair.name for pair in pairs]
     if twice := sorted(name for name, times in Counter(names).items() if times > 1):
         raise ValueError(f"it has {twice[:8]} twice. Remove one")
-    said = {name: pair.value.strip("\"'[]{}") for name, pair in zip(names, pairs, strict=True)}
-    properties = said.get("properties", "species:S:1:pos:R:3").split(":")
+    by_key = {name: pair.value.strip("\"'[]{}") for name, pair in zip(names, pairs, strict=True)}
+    properties = by_key.get("properties", "species:S:1:pos:R:3").split(":")
     if not {"pos", "positions"} & {name.lower() for name in properties[::3]}:  # ASE would put all atoms at the origin
         raise ValueError(f"it has no positions, but {properties[::3]}. Name them pos in Properties, in angstrom.")
     columns = [int(number) for number in properties[2::3]]
     if len(row := rows.split("\n", 1)[0].split()) != sum(columns) or min(columns) < 1:
         raise ValueError(f"its rows have {len(row)} columns, Properties names {sum(columns)}. Name all: ...:forces:R:3")
-    if len(stress := re.findall(r"[-+.\deE]+", said.get("stress", ""))) == 9:
+    if len(stress := re.findall(r"[-+.\deE]+", by_key.get("stress", ""))) == 9:
         symmetrised("stress", np.array(stress, float).reshape(3, 3))  # ASE averages without a check
     comment = _as_ase_spells(comment, pairs)
     try:
         atoms = ase.io.read(io.StringIO("\n".join((head, comment, rows))), format="extxyz")
     except KeyError as error:  # an unknown symbol
         raise ValueError(f"{error} is not the symbol of an element") from error
-    if "pbc" in said:
-        atoms.pbc = _periodic(said["pbc"])
+    if "pbc" in by_key:
+        atoms.pbc = _periodic(by_key["pbc"])
     return atoms
 
 
@@ -181,7 +181,7 @@ def _periodic(text: str) -> list[bool]:
     return [word in _TRUE for word in small] * (3 // len(small))
 
 
-_OPENERS = {".xyz": _reach_xyz, ".extxyz": _reach_xyz, ".h5": reach_hdf5, ".hdf5": reach_hdf5}
-_OPENERS |= {".aselmdb": reach_aselmdb, ".db": reach_db, ".traj": reach_trajectory, ".sdf": _reach_sdf}
-_OF_ASE = {"xyz": _reach_xyz, "extxyz": _reach_xyz, "json": reach_db, "sdf": _reach_sdf, "mol": _reach_sdf}
+_OPENERS = {".xyz": _open_xyz, ".extxyz": _open_xyz, ".h5": open_hdf5, ".hdf5": open_hdf5}
+_OPENERS |= {".aselmdb": open_aselmdb, ".db": open_db, ".traj": open_trajectory, ".sdf": _open_sdf}
+_OF_ASE = {"xyz": _open_xyz, "extxyz": _open_xyz, "json": open_db, "sdf": _open_sdf, "mol": _open_sdf}
 SUFFIXES = tuple(_OPENERS)

@@ -14,7 +14,7 @@ _ROUNDING = 1e-4  # eV per atom: rounding of an energy by float32 that needs no 
 _ASYMMETRY = 1e-2  # allowed difference of a stress from its transpose, relative to the largest entry
 
 
-def numbers(called: str, value: Any, kinds: str = "iufb", allow_nan: bool = False) -> np.ndarray:
+def numbers(key: str, value: Any, kinds: str = "iufb", allow_nan: bool = False) -> np.ndarray:
     """Return the value of a key as an array with one of some kinds of NumPy's dtypes.
 
     Raises:
@@ -23,13 +23,13 @@ def numbers(called: str, value: Any, kinds: str = "iufb", allow_nan: bool = Fals
     values = np.asarray(value)
     if values.dtype.kind not in kinds or not (np.isfinite(values).all() or (allow_nan and not np.isinf(values).any())):
         raise ValueError(
-            f"it has {called} that is not a finite number: {str(value)[:40]!r}. Correct it, leave the structure "
+            f"it has {key} that is not a finite number: {str(value)[:40]!r}. Correct it, leave the structure "
             "out, or pass --partial-labels if NaN means unknown."
         )
     return values
 
 
-def as_label(name: str, called: str, values: np.ndarray, num_atoms: int, cell: np.ndarray) -> np.ndarray:
+def as_label(name: str, key: str, values: np.ndarray, num_atoms: int, cell: np.ndarray) -> np.ndarray:
     """Return a label or a weight in standard shape: [1], forces [num_atoms, 3], stress in Voigt's order [1, 6].
 
     Raises:
@@ -38,20 +38,20 @@ def as_label(name: str, called: str, values: np.ndarray, num_atoms: int, cell: n
     shape = {"forces": (num_atoms, 3), "stress": (1, 6)}.get(name, (1,))
     of_tensor = name == "stress" and values.size == 9
     if values.size != math.prod(shape) and not of_tensor:
-        raise ValueError(f"it has {called} of shape {list(values.shape)}; {name} needs {list(shape)}.")
+        raise ValueError(f"it has {key} of shape {list(values.shape)}; {name} needs {list(shape)}.")
     if name == "stress":
-        values = _stress(called, values, abs(float(np.linalg.det(cell))))
+        values = _stress(key, values, abs(float(np.linalg.det(cell))))
     values = values.reshape(shape)
     limit, unit = _LIMITS.get(name, (np.inf, ""))
     largest = np.abs(values).max(initial=0) / (num_atoms if name == "energy" else 1)
     if largest > limit:
-        raise ValueError(f"it has {called} of {largest:.3g} {unit}; above {limit:.0e} is impossible. Convert its unit.")
+        raise ValueError(f"it has {key} of {largest:.3g} {unit}; above {limit:.0e} is impossible. Convert its unit.")
     if name in WEIGHTS and values[0] < 0:
-        raise ValueError(f"it has {called} of {values[0]:.3g}; a weight is at least 0.")
+        raise ValueError(f"it has {key} of {values[0]:.3g}; a weight is at least 0.")
     return values
 
 
-def _stress(called: str, values: np.ndarray, volume: float) -> np.ndarray:
+def _stress(key: str, values: np.ndarray, volume: float) -> np.ndarray:
     """Return stress or virials as a symmetric stress in Voigt's order.
 
     Raises:
@@ -60,22 +60,22 @@ def _stress(called: str, values: np.ndarray, volume: float) -> np.ndarray:
     if math.isnan(values.flat[0]) and np.isnan(values).all():
         return values.flatten()[:6]
     if volume == 0:
-        raise ValueError(f"it has {called}, but its cell has no volume. Pass --key stress= to leave stress out.")
+        raise ValueError(f"it has {key}, but its cell has no volume. Pass --key stress= to leave stress out.")
     if values.size == 9:
-        values = symmetrised(called, values.reshape(3, 3)).flatten()[[0, 4, 8, 5, 2, 1]]
-    if "virial" in called.lower():  # the negative of stress times volume
+        values = symmetrised(key, values.reshape(3, 3)).flatten()[[0, 4, 8, 5, 2, 1]]
+    if "virial" in key.lower():  # the negative of stress times volume
         values = -values / volume
     return values
 
 
-def symmetrised(called: str, matrix: np.ndarray) -> np.ndarray:
+def symmetrised(key: str, matrix: np.ndarray) -> np.ndarray:
     """Return the mean of a stress and its transpose, [3, 3].
 
     Raises:
         ValueError: the two differ by more than noise.
     """
     if np.abs(matrix - matrix.T).max() > _ASYMMETRY * np.abs(matrix).max() + 1e-9:
-        raise ValueError(f"it has {called} that is not symmetric: {matrix.tolist()}. Correct it or leave it out.")
+        raise ValueError(f"it has {key} that is not symmetric: {matrix.tolist()}. Correct it or leave it out.")
     return (matrix + matrix.T) / 2
 
 

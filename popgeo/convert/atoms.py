@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset
 from torch_geometric.data import Data
 
-from popgeo.convert.atom_files import reach
+from popgeo.convert.atom_files import open_file
 from popgeo.convert.atom_keys import (
     LABELS,
     WEIGHTS,
@@ -22,12 +22,12 @@ from popgeo.convert.atom_keys import (
     check_cell,
     find_factors,
     find_names,
+    key_mismatch,
     level_of,
-    named_otherwise,
     require_same_attributes,
 )
 from popgeo.convert.atom_labels import as_label, numbers, warn_of_rounding
-from popgeo.convert.key_values import KeyValues, other_energy, said_of
+from popgeo.convert.key_values import KeyValues, other_energy, values_by_key
 from popgeo.convert.periodic_pairs import list_pairs, near_origin, require_elements, require_places
 from popgeo.convert.structure_paths import files_of
 
@@ -92,8 +92,8 @@ def read_atoms(
     """
     if labels not in ("all", "partial", "none"):
         raise ValueError(f'labels is {labels!r}; it is "all", "partial" or "none".')
-    said: dict[str, Any] = {"keys": keys or {}, "units": units or {}, "levels": {**(levels or {})}}
-    reader = AtomsReader(**said, cutoff=cutoff, double=double, labels=labels)
+    by_file: dict[str, Any] = {"keys": keys or {}, "units": units or {}, "levels": {**(levels or {})}}
+    reader = AtomsReader(**by_file, cutoff=cutoff, double=double, labels=labels)
     # `map`, because a warning counts frames to find the caller, and a comprehension adds a frame before Python 3.12.
     files = AtomFiles(list(map(partial(AtomsFile, reader=reader), files_of(Path(path)))))
     if labels == "all":
@@ -138,13 +138,13 @@ class AtomsReader:
     """The values in unused keys of the structures that were read."""
     _names: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = field(default_factory=dict)
 
-    def names(self, said: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    def names(self, by_key: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         """Return the key of each attribute, and the unused keys with the options that read them."""
-        if (keys := tuple(said)) not in self._names:
-            self._names = {keys: find_names(said, self.keys, self.labels != "none")}  # mostly the same in a file
+        if (keys := tuple(by_key)) not in self._names:
+            self._names = {keys: find_names(by_key, self.keys, self.labels != "none")}  # mostly the same in a file
         return self._names[keys]
 
-    def graph(self, atoms: Any, said: dict[str, Any], names: dict[str, str], factors: dict[str, float]) -> Data:
+    def graph(self, atoms: Any, by_key: dict[str, Any], names: dict[str, str], factors: dict[str, float]) -> Data:
         """Return the graph of a structure, with numbers multiplied by factors because of their units.
 
         Raises:
@@ -157,8 +157,8 @@ class AtomsReader:
         require_places(pos, cell)
         data = Data(z=torch.from_numpy(atoms.numbers.astype(np.int64)))
         data.pos, data.cell, data.pbc = self._number(pos), self._number(cell)[None], torch.from_numpy(pbc)[None]
-        for name, called in names.items():
-            self._add(data, name, called, said.get(called, 1.0), atoms, factors.get(name, 1.0), cell)
+        for name, key in names.items():
+            self._add(data, name, key, by_key.get(key, 1.0), atoms, factors.get(name, 1.0), cell)
         if self.labels == "partial":
             for name, shape in (("energy", (1,)), ("forces", pos.shape), ("stress", (1, 6))):
                 data[name] = data[name] if name in data else self._number(np.full(shape, np.nan))
@@ -169,21 +169,21 @@ class AtomsReader:
     def _number(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.array(values, np.float64 if self.double else np.float32))
 
-    def _add(self, data: Data, name: str, called: str, value: Any, atoms: Any, factor: float, cell: np.ndarray) -> None:
+    def _add(self, data: Data, name: str, key: str, value: Any, atoms: Any, factor: float, cell: np.ndarray) -> None:
         """Add the value of a key as an attribute."""
         known = name in LABELS or name in WEIGHTS
         if name == "head" or (isinstance(value, str) and not known):
             data[name] = str(value)
             return
-        values = numbers(called, value, "iuf" if known else "iufb", self.labels == "partial" and name in LABELS)
+        values = numbers(key, value, "iuf" if known else "iufb", self.labels == "partial" and name in LABELS)
         if known:
-            values = as_label(name, called, values * factor, len(atoms), cell)
+            values = as_label(name, key, values * factor, len(atoms), cell)
             if name == "energy" and not self.double:
                 warn_of_rounding(float(values[0]), len(atoms))
         else:
             values = values if factor == 1.0 else values * factor
-            level = self.levels.get(called) or level_of(called, values.shape, len(atoms), called in atoms.arrays)
-            self.levels[called] = level
+            level = self.levels.get(key) or level_of(key, values.shape, len(atoms), key in atoms.arrays)
+            self.levels[key] = level
             values = values if level == "node" else values[None]
         whole = values.dtype.kind in "iub" and not known
         data[name] = torch.from_numpy(values.astype(np.int64)) if whole else self._number(values)
@@ -193,7 +193,7 @@ class AtomsFile(Dataset[Data]):
     """One file of `read_atoms`; each access reads a structure."""
 
     def __init__(self, path: Path, reader: AtomsReader) -> None:
-        self.path, self.reader, self.file = path, reader, reach(path)
+        self.path, self.reader, self.file = path, reader, open_file(path)
         self._of_file = {"atomrefs": "--E0s, energies of elements"} if self.file.metadata.get("atomrefs") else {}
         self.names: dict[str, str] | None = None
         """The key of each attribute in the first structure that was read; None before."""
@@ -210,10 +210,10 @@ class AtomsFile(Dataset[Data]):
     def __getitem__(self, index: int) -> Data:
         try:
             atoms = self.file.read(index)
-            said, names, ignored = self._noted(index, atoms)
-            names = self._as_first(names)
-            factors = find_factors(said, self.file.metadata, names, self.reader.units)
-            graph = self.reader.graph(atoms, said, names, factors)
+            by_key, names, ignored = self._record(index, atoms)
+            names = self._check_keys(names)
+            factors = find_factors(by_key, self.file.metadata, names, self.reader.units)
+            graph = self.reader.graph(atoms, by_key, names, factors)
         except Exception as error:  # a damaged file may break a reader in any way
             raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
         self.factors |= factors
@@ -224,34 +224,34 @@ class AtomsFile(Dataset[Data]):
     def note(self, index: int, atoms: Any) -> None:
         """Record the values in unused keys of a structure, for `KeyValues.table`."""
         with suppress(ValueError):  # `read_atoms` reports the fault
-            self.ignored |= self._noted(index, atoms)[2]
+            self.ignored |= self._record(index, atoms)[2]
 
-    def _noted(self, index: int, atoms: Any) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+    def _record(self, index: int, atoms: Any) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
         """Return the values of a structure by key, the key of each attribute, and the unused keys."""
-        said = said_of(atoms)
-        names, ignored = self.reader.names(said)
-        asked, place = self.reader.keys, f"structure {index} of {self.path.name}"
-        self.reader.values.add(place, atoms, said, names, asked)
-        return said, names, {**ignored, **self._of_file, **other_energy(said, names, asked)}
+        by_key = values_by_key(atoms)
+        names, ignored = self.reader.names(by_key)
+        chosen, place = self.reader.keys, f"structure {index} of {self.path.name}"
+        self.reader.values.add(place, atoms, by_key, names, chosen)
+        return by_key, names, {**ignored, **self._of_file, **other_energy(by_key, names, chosen)}
 
-    def _as_first(self, names: dict[str, str]) -> dict[str, str]:
+    def _check_keys(self, names: dict[str, str]) -> dict[str, str]:
         """Check that a structure has the keys of the file's first structure, and return them; weights may be absent.
 
         Raises:
             ValueError: a key differs.
         """
         first = self.names = names if self.names is None else self.names
-        names = {**{name: called for name, called in first.items() if name in WEIGHTS}, **names}
+        names = {**{name: key for name, key in first.items() if name in WEIGHTS}, **names}
         wrong = {name for name in {*names, *first} if names.get(name) != first.get(name)}
         if wrong and self.reader.labels != "partial":
-            raise ValueError(named_otherwise(min(wrong), names, first, "the first"))
+            raise ValueError(key_mismatch(min(wrong), names, first, "the first"))
         return names
 
     def _report(self, ignored: dict[str, str]) -> None:
-        if new := {called: option for called, option in ignored.items() if called not in self.ignored}:
+        if new := {key: option for key, option in ignored.items() if key not in self.ignored}:
             self.ignored |= new
-            told = ", ".join(f"{called} ({option})" for called, option in new.items())
-            warnings.warn(f"{self.path} has keys that are not read: {told}. The option reads the key.", stacklevel=5)
+            listed = ", ".join(f"{key} ({option})" for key, option in new.items())
+            warnings.warn(f"{self.path} has keys that are not read: {listed}. The option reads the key.", stacklevel=5)
 
 
 def with_pairs(data: Data, cutoff: float) -> Data:

@@ -35,7 +35,7 @@ def own_sizes() -> Iterator[None]:
         yield
 
 
-def reach_aselmdb(path: Path) -> OpenFile:
+def open_aselmdb(path: Path) -> OpenFile:
     """Open an aselmdb of fairchem: rows of ASE's database as compressed JSON, with their numbers as keys.
 
     Raises:
@@ -49,12 +49,12 @@ def reach_aselmdb(path: Path) -> OpenFile:
                 of.append(number)
         elif key in (b"deleted_ids", b"metadata"):
             others[key] = start, length
-    said = {key: _unpacked(path, key.decode(), *place) for key, place in others.items()}
+    contents = {key: _unpacked(path, key.decode(), *place) for key, place in others.items()}
     ids, starts, lengths = (np.frombuffer(of, np.int64) if of else np.empty(0, np.int64) for of in places.values())
     order = np.argsort(ids, kind="stable")
-    order = order[~np.isin(ids[order], np.array(said.get(b"deleted_ids") or [], np.int64))]
+    order = order[~np.isin(ids[order], np.array(contents.get(b"deleted_ids") or [], np.int64))]
     row_of = partial(_row_in_lmdb, path, ids[order], starts[order], lengths[order])
-    return OpenFile(len(order), partial(_read_row, row_of, range(len(order))), said.get(b"metadata") or {})
+    return OpenFile(len(order), partial(_read_row, row_of, range(len(order))), contents.get(b"metadata") or {})
 
 
 def _row_in_lmdb(path: Path, ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, index: int) -> Any:
@@ -84,7 +84,7 @@ def _unpacked(path: Path, key: str, start: int, length: int) -> Any:
 
 
 @own_sizes()
-def reach_db(path: Path) -> OpenFile:
+def open_db(path: Path) -> OpenFile:
     """Open a database of ASE, SQLite or JSON.
 
     Raises:
@@ -109,8 +109,8 @@ def _numbers_of_rows(path: Path) -> Iterator[int]:
     with closing(sqlite3.connect(path)) as opened:
         _limit(opened, path)
         tables = list[str]()
-        for kind, name, said in opened.execute("SELECT type, name, sql FROM sqlite_master"):
-            if said is not None and not _TABLE.match(said):
+        for kind, name, sql in opened.execute("SELECT type, name, sql FROM sqlite_master"):
+            if sql is not None and not _TABLE.match(sql):
                 raise ValueError(f"it has the {kind} {name!r}, and a database of ASE has tables only")
             tables += [name] * (kind == "table")
         if "systems" not in tables:
@@ -169,7 +169,7 @@ def _read_row(row_of: Callable[[int], Any], ids: Sequence[int], index: int) -> A
 
 
 @own_sizes()
-def reach_trajectory(path: Path) -> OpenFile:
+def open_trajectory(path: Path) -> OpenFile:
     """Open a trajectory of ASE; each thread of each process opens the file once.
 
     Raises:

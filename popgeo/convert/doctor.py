@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import ConcatDataset, Dataset
 
-from popgeo.convert.atom_files import reach
-from popgeo.convert.energy_checks import Neighbors, add_energy_columns, compare_derivatives
+from popgeo.convert.atom_files import open_file
+from popgeo.convert.energy_checks import CloseStructures, add_energy_columns, compare_derivatives
 from popgeo.convert.key_values import Composition, composition_of
 from popgeo.convert.one_structure import COLUMNS, Bonds, measure, parts_of, shapes_of
 from popgeo.convert.open_file import OpenFile
@@ -51,7 +51,7 @@ class _File(Dataset[Any]):
     def __init__(self, path: Path, note: Callable[[int, Any], None] | None) -> None:
         self.path, self.note = path, note
         try:
-            self.file: OpenFile | ValueError = reach(path)
+            self.file: OpenFile | ValueError = open_file(path)
         except ValueError as error:
             self.file = error
 
@@ -126,16 +126,20 @@ def examine(
         with np.errstate(all="ignore"):
             read.add(index, structures, keys or {})
     if not read.index:
-        raise ValueError(f"None of {read.total} structures can be read: {read.said or 'the set is empty'}")
+        raise ValueError(f"None of {read.total} structures can be read: {read.first_error or 'the set is empty'}")
     table = read.table().assign(cutoff=cutoff or 0.0)
     counts = _counts(read.compositions)
     add_energy_columns(table, counts)
     _add_usual(table, read.bonds)
     _add_twins(table)
-    per_set = [*_of_elements(table, counts), *_of_labels(read.kinds), *compare_derivatives(read.neighbors.compare())]
+    per_set = [
+        *_faults_of_elements(table, counts),
+        *_faults_of_labels(read.kinds),
+        *compare_derivatives(read.neighbors.compare()),
+    ]
     per_set += [(what, count, worst, where) for (what, worst), (count, where) in read.noted.items()]
     found = {what: Fault(what, count, worst, where, _FAULTS.remedy[what]) for what, count, worst, where in per_set}
-    found |= {one.what: one for one in _of_rows(table)}
+    found |= {one.what: one for one in _faults_of_rows(table)}
     return sorted(found.values(), key=lambda one: -one.count)
 
 
@@ -143,8 +147,8 @@ class _ReadStructures:
     """The summaries of the structures that were read."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.bonds, self.neighbors = total, Bonds(), Neighbors(total)
-        self.said = ""  # the error of the first unreadable structure
+        self.total, self.bonds, self.neighbors = total, Bonds(), CloseStructures(total)
+        self.first_error = ""  # the error of the first unreadable structure
         self.index: list[int] = []
         self.values = np.full((total, len(COLUMNS)), np.nan)  # a row per structure; missing values stay NaN
         self.compositions: dict[Composition, int] = {}
@@ -156,8 +160,8 @@ class _ReadStructures:
             parts = parts_of(structures[index], keys)
             row = measure(parts, self.bonds)
         except Exception as error:  # a damaged file may break a reader in any way
-            self.said = self.said or str(error) or repr(error)
-            _count(self.noted, ("structures that cannot be read", self.said), index)
+            self.first_error = self.first_error or str(error) or repr(error)
+            _count(self.noted, ("structures that cannot be read", self.first_error), index)
             return
         row["composition"] = self.compositions.setdefault(composition_of(parts.z), len(self.compositions))
         self.values[len(self.index)] = [row.get(name, np.nan) for name in COLUMNS]
@@ -220,7 +224,7 @@ def _add_twins(table: pd.DataFrame) -> None:
     table["is_twin"], table["is_other_twin"] = np.isfinite(twin), other
 
 
-def _of_rows(table: pd.DataFrame) -> Iterator[Fault]:
+def _faults_of_rows(table: pd.DataFrame) -> Iterator[Fault]:
     for what, fault in _FAULTS[_FAULTS.asked != ""].iterrows():
         mask = table.eval(fault.asked, engine="python").to_numpy(bool)
         if mask.any():
@@ -229,7 +233,7 @@ def _of_rows(table: pd.DataFrame) -> Iterator[Fault]:
             yield Fault(str(what), int(mask.sum()), fault.worst.format(**worst), int(worst["index"]), fault.remedy)
 
 
-def _of_elements(table: pd.DataFrame, counts: pd.DataFrame) -> Iterator[tuple[str, int, str, int]]:
+def _faults_of_elements(table: pd.DataFrame, counts: pd.DataFrame) -> Iterator[tuple[str, int, str, int]]:
     composition = table.composition.astype(int).to_numpy()
     for number in counts:
         has = (counts[number].to_numpy() > 0)[composition]
@@ -238,7 +242,7 @@ def _of_elements(table: pd.DataFrame, counts: pd.DataFrame) -> Iterator[tuple[st
             yield "rare elements", int(has.sum()), f"atomic number {number}", int(table["index"][has.argmax()])
 
 
-def _of_labels(kinds: Mapping[tuple[Any, ...], list[int]]) -> Iterator[tuple[str, int, str, int]]:
+def _faults_of_labels(kinds: Mapping[tuple[Any, ...], list[int]]) -> Iterator[tuple[str, int, str, int]]:
     names = {name for _, shapes in kinds for name, _ in shapes}
     for name in sorted(names):
         is_stress = name.lower().endswith(("stress", "virial", "virials"))  # structures without a cell do not need it

@@ -90,7 +90,7 @@ def _add_kinds(table: pd.DataFrame, one: pd.DataFrame, counts: pd.DataFrame) -> 
 
 
 def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int, str, int]]:
-    """Yield faults between close structures, see `Neighbors.compare`: name, number of pairs, worst value, and index."""
+    """Yield faults between close structures, see `CloseStructures`: name, number of pairs, worst value, index."""
     # For close structures, the change of energy is the work of forces plus the work of stress: both coefficients are 1.
     works = np.stack([pairs["work"], np.nan_to_num(pairs["strain_work"])], axis=1)
     known = np.isfinite(pairs["strain_work"]) & (np.abs(works).max(axis=1, initial=0) > pairs["noise"])
@@ -112,8 +112,8 @@ def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int
                 explained > 0.95 and one > 30 and kept.sum() >= 12 and not 0.62 < slope < 1.6
             )
             if is_wrong:
-                said = f"energies change by {slope:.3g} times what follows from them"
-                yield names[2 * column + int(slope > 0)], int(kept.sum()), said, int(index.min())
+                text = f"energies change by {slope:.3g} times what follows from them"
+                yield names[2 * column + int(slope > 0)], int(kept.sum()), text, int(index.min())
         wrong = (error > 40 * np.median(error)) & (error > 0.5)
         if explained > 0.9 and wrong.any():
             where = int(np.bincount(np.append(index, other)[np.tile(wrong, 2)].astype(int)).argmax())
@@ -121,12 +121,17 @@ def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int
         close = step < 0.2
         if close.sum() >= 20 and 0 in columns:
             rank = np.argsort(np.argsort([change[close], works[close] @ np.sign(slopes)]))
-            alike = float(np.corrcoef(rank)[0, 1])  # type: ignore[index]
-            if abs(alike) < 0.5 and explained < 0.5:
-                yield "energies do not follow forces", int(close.sum()), f"correlation {alike:.2f}", int(index.min())
+            correlation = float(np.corrcoef(rank)[0, 1])  # type: ignore[index]
+            if abs(correlation) < 0.5 and explained < 0.5:
+                yield (
+                    "energies do not follow forces",
+                    int(close.sum()),
+                    f"correlation {correlation:.2f}",
+                    int(index.min()),
+                )
 
 
-class Neighbors:
+class CloseStructures:
     """Some runs of structures, to compare close structures: energies change by -F dx + V sigma strain."""
 
     def __init__(self, num_structures: int) -> None:
@@ -176,7 +181,7 @@ def _aligned(one: StructureParts, other: StructureParts) -> tuple[np.ndarray, np
 
 
 def _works(one: StructureParts, other: StructureParts) -> tuple[float, ...]:
-    """Return a row of `Neighbors.compare` without indices; both works use the trapezoidal rule."""
+    """Return a row of `CloseStructures.compare` without indices; both works use the trapezoidal rule."""
     (start, pull), (end, push), strain_work = _aligned(one, one), _aligned(other, one), 0.0
     if one.pbc.any() and (volume := abs(np.linalg.det(one.cell))) > 1e-6 and abs(np.linalg.det(other.cell)) > 1e-6:
         grown = np.linalg.solve(one.cell, other.cell)

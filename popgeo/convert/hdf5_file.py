@@ -11,7 +11,7 @@ from popgeo.convert.packed_files import most_unpacked
 _BYTES_PER_ATOM = 1 << 16  # largest size of a dataset
 
 
-def reach_hdf5(path: Path) -> OpenFile:
+def open_hdf5(path: Path) -> OpenFile:
     """Open a file of MACE's `preprocess_data`: batches of equal size, with a group per structure.
 
     Raises:
@@ -41,8 +41,8 @@ def _read(path: Path, size: int, index: int) -> Any:
         size_of_file = path.stat().st_size
         left = [most_unpacked(size_of_file), size_of_file]
         known, labels, weights = (_values(part, left, _own(group, "atomic_numbers").size) for part in parts)
-        units = {f"{name}_unit": said for part in parts[:2] for name in part
-                 for key, said in _attributes(_own(part, name)) if "unit" in key.lower()}  # fmt: skip
+        units = {f"{name}_unit": value for part in parts[:2] for name in part
+                 for key, value in _attributes(_own(part, name)) if "unit" in key.lower()}  # fmt: skip
     given = {name: known.pop(name, None) for name in ("positions", "cell", "pbc")}
     atoms = Atoms(known.pop("atomic_numbers"), **given)
     weights = {f"config_{name.lower()}_weight": value for name, value in weights.items() if name in labels}
@@ -67,8 +67,8 @@ def _own(group: Any, name: str) -> Any:
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
     """Yield the HDF5 attributes of a group or dataset, except lists of texts, which may expand a short file."""
     for name in owner.attrs:
-        said = owner.attrs.get_id(name)
-        if said.shape in ((), (1,)) or (said.shape is not None and not said.dtype.hasobject):
+        entry = owner.attrs.get_id(name)
+        if entry.shape in ((), (1,)) or (entry.shape is not None and not entry.dtype.hasobject):
             yield name, owner.attrs[name]
 
 

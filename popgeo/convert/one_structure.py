@@ -55,26 +55,26 @@ class Bonds:
 def parts_of(structure: Any, keys: Mapping[str, str | None]) -> StructureParts:
     """Return the parts of a graph or of ASE's `Atoms`; a label of impossible shape appears only in `labels`."""
     if isinstance(structure, Data):
-        said = {name: one.numpy() for name, one in structure.to_dict().items() if isinstance(one, Tensor)}
-        z, pos, constraints = said["z"].reshape(-1), said["pos"], ()
-        cell = np.asarray(said.get("cell", np.zeros((3, 3))), dtype=np.float64).reshape(3, 3)
-        pbc = np.asarray(said.get("pbc", np.full(3, bool(cell.any())))).reshape(3)
-        said = {name: one for name, one in said.items() if not name.startswith(("edge", "face"))}
+        by_key = {name: one.numpy() for name, one in structure.to_dict().items() if isinstance(one, Tensor)}
+        z, pos, constraints = by_key["z"].reshape(-1), by_key["pos"], ()
+        cell = np.asarray(by_key.get("cell", np.zeros((3, 3))), dtype=np.float64).reshape(3, 3)
+        pbc = np.asarray(by_key.get("pbc", np.full(3, bool(cell.any())))).reshape(3)
+        by_key = {name: one for name, one in by_key.items() if not name.startswith(("edge", "face"))}
     else:
         results = {} if structure.calc is None else structure.calc.results
         z, pos, cell, pbc = structure.numbers, structure.positions, structure.cell.array, structure.pbc
-        said, constraints = {**structure.info, **structure.arrays, **results}, structure.constraints
-    arrays = {name: np.asarray(one) for name, one in said.items() if name not in _NOT_LABELS and one is not None}
+        by_key, constraints = {**structure.info, **structure.arrays, **results}, structure.constraints
+    arrays = {name: np.asarray(one) for name, one in by_key.items() if name not in _NOT_LABELS and one is not None}
     labels = {name: one for name, one in arrays.items() if one.dtype.kind in "iubf"}
     misshapen = []
 
     def of(name: str, *sizes: int) -> np.ndarray | None:
         ending = [one for one in labels if one.lower().endswith(_ENDINGS[name]) and "free" not in one.lower()]
-        called = keys.get(name) or min(ending, key=lambda one: (len(one), one), default="")
-        if called not in labels or keys.get(name, "") is None:
+        key = keys.get(name) or min(ending, key=lambda one: (len(one), one), default="")
+        if key not in labels or keys.get(name, "") is None:
             return None
-        found = labels[called].reshape(-1)
-        misshapen.extend([called] * (found.size not in sizes))
+        found = labels[key].reshape(-1)
+        misshapen.extend([key] * (found.size not in sizes))
         return found if found.size in sizes and np.isfinite(found).all() else None
 
     energy, forces, stress, virial = of("energy", 1), of("forces", 3 * len(z)), of("stress", 6, 9), of("virial", 6, 9)

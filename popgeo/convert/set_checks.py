@@ -32,10 +32,10 @@ def require_options_of_training(
         ValueError: an option names a key other than a label, a weight or the head; or there is such an option with a
             store, which has final names and units.
     """
-    given = [f"--key {name}={called}" for name, called in keys.items() if called]
+    given = [f"--key {name}={key}" for name, key in keys.items() if key]
     known = {*LABELS, *WEIGHTS, "head"}
-    others = [f"--key {name}={called}" for name, called in keys.items() if called and name not in known]
-    if others := [*others, *(f"--level {called}={level}" for called, level in levels.items())]:
+    others = [f"--key {name}={key}" for name, key in keys.items() if key and name not in known]
+    if others := [*others, *(f"--level {key}={level}" for key, level in levels.items())]:
         raise ValueError(
             f"{' '.join(others)} names something that no model of popgeo train takes; it takes {', '.join(LABELS)}, "
             "their weights and the head. Leave the option out; popgeo convert writes such values to a store, for a "

@@ -62,14 +62,14 @@ def factor_of(unit: str, quantity: str) -> float:
 
 
 @cache
-def unit_in_name(called: str) -> str | None:
+def unit_in_name(key: str) -> str | None:
     """Return the word in a key that is a unit other than eV and angstrom; None without such a word.
 
     Example:
         >>> unit_in_name("dft_energy_Hartree"), unit_in_name("E_kcal_mol"), unit_in_name("energy_eV")
         ('Hartree', 'kcal', None)
     """
-    return next((word for word in re.findall("[A-Za-z0-9]+", called) if word.lower() in _FOREIGN), None)
+    return next((word for word in re.findall("[A-Za-z0-9]+", key) if word.lower() in _FOREIGN), None)
 
 
 def all_factors(units: Mapping[str, str]) -> dict[str, float]:

@@ -95,7 +95,7 @@ def largest_sum(sizes: Sequence[int], limit: int) -> int:
         >>> largest_sum([9, 12], 153), largest_sum([9, 12], 17), largest_sum([20], 17)
         (153, 12, 0)
     """
-    if limit > 1 << 20:  # shifting so many bits is slow; the common divisor gives a weaker bound
+    if limit > 1 << 20:  # shifting this number of bits is slow; the common divisor gives a weaker bound
         divisor = math.gcd(*sizes)
         return limit // divisor * divisor if divisor else 0
     reached = 1  # bit n: some sizes add up to n
