@@ -29,7 +29,9 @@ def test_a_graph_s_own_batch_is_refused_and_can_be_left_out(name, value, tmp_pat
         lambda: FixedSizeCollater(FixedSizeOptions(12, 9, 4))(own),
         lambda: write(own, tmp_path / "store"),
     ):
-        with pytest.raises(ValueError, match=f"Graph 0 has an attribute '{name}', which every batch makes.*exclude_keys="):
+        with pytest.raises(
+            ValueError, match=f"Graph 0 has an attribute '{name}', which every batch makes.*exclude_keys="
+        ):
             make()
     batch = next(iter(FixedSizeDataLoader(own, 4, exclude_keys=[name])))
     assert batch.batch[:9].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
