@@ -65,9 +65,9 @@ SHOWN = [
     ),
     (
         lambda: popgeo.FixedSizeDataLoader(GRAPHS, fixed_size_options=OPTIONS).plan(),
-        "Packs(4 graphs in 2 packs, 2.0 a pack)",
+        "Packs(4 graphs in 2 packs, 2.0 per pack)",
     ),
-    (lambda: PACKS, "Packs(3 graphs in 2 packs, 1.5 a pack; 1 skipped)"),
+    (lambda: PACKS, "Packs(3 graphs in 2 packs, 1.5 per pack; 1 skipped)"),
     (
         lambda: packing.efficiency(PACKS, SIZES, BUDGET),
         "Efficiency(2 packs, 2 at least; 100.00% of nodes, 50.00% of edges, 75.00% of graphs; nodes run out first)",
@@ -82,7 +82,7 @@ SHOWN = [
     ),
     (
         lambda: packing.tune([[7, 2]] * 4, target_graphs=2, align=1),
-        "Shape(15 nodes (93.3% full), 4 edges (100.0% full), 4 graphs; 2.0 real graphs a batch)",
+        "Shape(15 nodes (93.3% full), 4 edges (100.0% full), 4 graphs; 2.0 real graphs per batch)",
     ),
     (
         lambda: ops.ScatterPlan.from_index(torch.tensor([2, 0]), 4).set_tiles(2),

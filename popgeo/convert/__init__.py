@@ -1,4 +1,4 @@
-"""Other people's files of graphs, as stores on disk."""
+"""Files of graphs and atoms in common formats, as datasets and stores on disk."""
 
 from popgeo.lazy_names import lazy_names as _lazy_names
 

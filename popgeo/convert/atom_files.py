@@ -1,4 +1,4 @@
-"""Files of structures, each of which is reached alone: nothing but an index of the file is kept in memory."""
+"""Files of structures with random access; only an index of each file is in memory."""
 
 import io
 import os
@@ -13,48 +13,48 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from popgeo.convert.atom_labels import symmetrised
-from popgeo.convert.database_files import reach_aselmdb, reach_db, reach_trajectory
-from popgeo.convert.hdf5_file import reach_hdf5
+from popgeo.convert.database_files import open_aselmdb, open_db, open_trajectory
+from popgeo.convert.hdf5_file import open_hdf5
 from popgeo.convert.open_file import OpenFile
 from popgeo.convert.other_formats import format_of, molecule_of, molecule_starts, read_other
-from popgeo.convert.packed_files import PACKED, require_unpacked
+from popgeo.convert.packed_files import PACKED, require_unpacked, unpacked_parts
 
 _NAME = re.compile(r"""(?:^|\s)["']?([\w:.-]+)["']?\s*=\s*""")
 _WORD = re.compile(r"\S+")
 _CLOSED_BY = {'"': '"', "'": "'", "[": "]", "{": "}"}
-_LONGEST_COMMENT = 1 << 18  # characters of a comment line, of each of which ASE makes an object
-_SPELLED = {"lattice": "Lattice", "properties": "Properties"}  # as ASE wants it
+_LONGEST_COMMENT = 1 << 18  # characters of a comment line; ASE makes an object per character
+_SPELLED = {"lattice": "Lattice", "properties": "Properties"}  # the spelling of ASE
 _TRUE, _FALSE = {"t", "true", "1", "yes"}, {"f", "false", "0", "no"}
 
 
 def ending(path: Path) -> str:
-    """The ending of a file in small letters, without the ending of a compression."""
+    """Return the ending of a file name in lower case, without the ending of a compression."""
     return Path(path.stem if path.suffix in PACKED else path).suffix.lower()
 
 
-def reach(path: Path) -> OpenFile:
-    """Looks into a file of structures, of which there is at least one.
+def open_file(path: Path) -> OpenFile:
+    """Open a file with at least one structure.
 
     Raises:
-        ValueError: it is damaged, empty or of no known kind, or a package for it is absent.
+        ValueError: the file is damaged, empty or of an unknown kind, or a package for it is missing.
     """
     try:
-        reached = _OPENERS.get(path.suffix.lower(), _reach_any)(path)
+        opened = _OPENERS.get(path.suffix.lower(), _open_any)(path)
     except ImportError as error:
         raise ValueError(f"Reading {path} needs {error.name}: pip install {error.name}.") from error
-    except Exception as error:  # what is damaged may break a reader of others in any way
+    except Exception as error:  # a damaged file may break a reader in any way
         known = (
             f"Files that end in {', '.join(SUFFIXES)} can be read, and others that ASE knows: .cif, .pdb, POSCAR, ..."
         )
-        said = str(error) if type(error) is ValueError else f"{error!r}. {known}"
-        raise ValueError(f"{path} cannot be read: {said}") from error
-    if not reached.num_structures:
+        reason = str(error) if type(error) is ValueError else f"{error!r}. {known}"
+        raise ValueError(f"{path} cannot be read: {reason}") from error
+    if not opened.num_structures:
         raise ValueError(f"{path} holds no structure.")
-    return reached
+    return opened
 
 
-def _reach_any(path: Path) -> OpenFile:
-    """What ASE reads; its formats are mostly read from the start, so all is kept."""
+def _open_any(path: Path) -> OpenFile:
+    """Open a file in a format of ASE and keep all structures, because most formats are read from the start."""
     require_unpacked(path)
     with PACKED.get(path.suffix, open)(path, "rb") as file:
         if (known := _OF_ASE.get(kind := format_of(path, file))) is not None:
@@ -64,16 +64,12 @@ def _reach_any(path: Path) -> OpenFile:
 
 
 def _opener(path: Path) -> Callable[[], Any]:
-    """Return what opens a file, from which any place is reached at once: a compressed file is unpacked into memory."""
-    if (unpacked := PACKED.get(path.suffix)) is None:
-        return partial(path.open, "rb")
-    require_unpacked(path)
-    with unpacked(path, "rb") as file:
-        return partial(io.BytesIO, file.read())
+    """Return a function that opens a file for random access; a compressed file is unpacked into memory."""
+    return partial(io.BytesIO, b"".join(unpacked_parts(path))) if path.suffix in PACKED else partial(path.open, "rb")
 
 
-def _reach_sdf(path: Path) -> OpenFile:
-    """Molecules of an SDF, by where each of them begins."""
+def _open_sdf(path: Path) -> OpenFile:
+    """Open an SDF with an index of the start of each molecule."""
     opened = _opener(path)
     starts = array("q", molecule_starts(opened()))
     return OpenFile(len(starts) - 1, partial(_read_sdf, opened, starts))
@@ -85,8 +81,8 @@ def _read_sdf(opened: Callable[[], Any], starts: Sequence[int], index: int) -> A
         return molecule_of(file.read(starts[index + 1] - starts[index]).decode(errors="replace"))
 
 
-def _reach_xyz(path: Path) -> OpenFile:
-    """(Extended) XYZ, by where each structure begins."""
+def _open_xyz(path: Path) -> OpenFile:
+    """Open (extended) XYZ with an index of the start of each structure."""
     opened = _opener(path)
     starts = array("q", [0])
     with opened() as file:
@@ -117,22 +113,22 @@ def _read_xyz(opened: Callable[[], Any], starts: Sequence[int], index: int) -> A
     names = [pair.name.lower() if pair.name.lower() in ("pbc", *_SPELLED) else pair.name for pair in pairs]
     if twice := sorted(name for name, times in Counter(names).items() if times > 1):
         raise ValueError(f"it has {twice[:8]} twice. Remove one")
-    said = {name: pair.value.strip("\"'[]{}") for name, pair in zip(names, pairs, strict=True)}
-    properties = said.get("properties", "species:S:1:pos:R:3").split(":")
-    if not {"pos", "positions"} & {name.lower() for name in properties[::3]}:  # ASE puts all atoms into the origin
+    by_key = {name: pair.value.strip("\"'[]{}") for name, pair in zip(names, pairs, strict=True)}
+    properties = by_key.get("properties", "species:S:1:pos:R:3").split(":")
+    if not {"pos", "positions"} & {name.lower() for name in properties[::3]}:  # ASE would put all atoms at the origin
         raise ValueError(f"it has no positions, but {properties[::3]}. Name them pos in Properties, in angstrom.")
     columns = [int(number) for number in properties[2::3]]
     if len(row := rows.split("\n", 1)[0].split()) != sum(columns) or min(columns) < 1:
         raise ValueError(f"its rows have {len(row)} columns, Properties names {sum(columns)}. Name all: ...:forces:R:3")
-    if len(stress := re.findall(r"[-+.\deE]+", said.get("stress", ""))) == 9:
-        symmetrised("stress", np.array(stress, float).reshape(3, 3))  # ASE takes the mean without a check
+    if len(stress := re.findall(r"[-+.\deE]+", by_key.get("stress", ""))) == 9:
+        symmetrised("stress", np.array(stress, float).reshape(3, 3))  # ASE averages without a check
     comment = _as_ase_spells(comment, pairs)
     try:
         atoms = ase.io.read(io.StringIO("\n".join((head, comment, rows))), format="extxyz")
-    except KeyError as error:  # of a symbol
+    except KeyError as error:  # an unknown symbol
         raise ValueError(f"{error} is not the symbol of an element") from error
-    if "pbc" in said:
-        atoms.pbc = _periodic(said["pbc"])
+    if "pbc" in by_key:
+        atoms.pbc = _periodic(by_key["pbc"])
     return atoms
 
 
@@ -146,7 +142,7 @@ class _CommentEntry(NamedTuple):
 
 
 def _pairs(comment: str) -> Iterator[_CommentEntry]:
-    """Yield the pairs of a comment line. The time is proportional to its length, whatever is not closed."""
+    """Yield the entries of a comment line in a time proportional to its length, also with unclosed quotes."""
     last = {mark: comment.rfind(mark) for mark in _CLOSED_BY.values()}
     end = 0
     while found := _NAME.search(comment, end):
@@ -162,7 +158,7 @@ def _pairs(comment: str) -> Iterator[_CommentEntry]:
 
 
 def _as_ase_spells(comment: str, pairs: Sequence[_CommentEntry]) -> str:
-    """Return a header for ASE, which knows one spelling of each key, without `pbc`, which is read here."""
+    """Return a comment line with ASE's spelling of each key and without `pbc`, which is read here."""
     parts, end = [], 0
     for pair in pairs:
         name = _SPELLED.get(pair.name.lower(), pair.name)
@@ -173,10 +169,10 @@ def _as_ase_spells(comment: str, pairs: Sequence[_CommentEntry]) -> str:
 
 
 def _periodic(text: str) -> list[bool]:
-    """Which directions repeat; ASE takes any word that it does not know for true.
+    """Return the periodic directions; ASE takes every unknown word for true.
 
     Raises:
-        ValueError: a word is not known, or there are neither one nor three.
+        ValueError: a word is unknown, or the number of words is neither 1 nor 3.
     """
     small = [word.lower().strip(".") for word in re.findall(r"[^\s,\[\]\"']+", text)]
     small = list(small[0]) if len(small) == 1 and len(small[0]) == 3 and set(small[0]) <= {*"tf01"} else small
@@ -185,7 +181,7 @@ def _periodic(text: str) -> list[bool]:
     return [word in _TRUE for word in small] * (3 // len(small))
 
 
-_OPENERS = {".xyz": _reach_xyz, ".extxyz": _reach_xyz, ".h5": reach_hdf5, ".hdf5": reach_hdf5}
-_OPENERS |= {".aselmdb": reach_aselmdb, ".db": reach_db, ".traj": reach_trajectory, ".sdf": _reach_sdf}
-_OF_ASE = {"xyz": _reach_xyz, "extxyz": _reach_xyz, "json": reach_db, "sdf": _reach_sdf, "mol": _reach_sdf}
+_OPENERS = {".xyz": _open_xyz, ".extxyz": _open_xyz, ".h5": open_hdf5, ".hdf5": open_hdf5}
+_OPENERS |= {".aselmdb": open_aselmdb, ".db": open_db, ".traj": open_trajectory, ".sdf": _open_sdf}
+_OF_ASE = {"xyz": _open_xyz, "extxyz": _open_xyz, "json": open_db, "sdf": _open_sdf, "mol": _open_sdf}
 SUFFIXES = tuple(_OPENERS)

@@ -1,4 +1,4 @@
-"""What a file of structures calls energy, forces and the like, in which units, and which keys are not read."""
+"""The keys of energy, forces and other attributes in files of structures, their units, and the unused keys."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ WEIGHTS = tuple(_WEIGHTS)
 """Weights of a structure, and of each of its labels."""
 _TAKEN = {name: (name, f"ref_{name}") for name in LABELS} | _WEIGHTS | {"head": ("head",)}
 
-# What a key is about, by its name in small letters; the first that fits counts.
+# The kind of a key by its name in lower case; the first match counts.
 _UNIT = r"_?units?($|_(?!cell))"
 _KINDS = {
     "unit": _UNIT,
@@ -40,7 +40,7 @@ _OF_STRUCTURE = re.compile(r"(^|_)(dipole|quadrupole|polari[sz]ability|energy|ch
 
 @cache
 def kind_of(key: str) -> str | None:
-    """What a key is about, such as `"energy"`; None if it is about nothing that a potential is trained on.
+    """Return the kind of a key, such as `"energy"`; None for a kind that potentials do not use.
 
     Example:
         >>> kind_of("dft_Virials"), kind_of("config_energy_weight"), kind_of("config_type")
@@ -49,64 +49,64 @@ def kind_of(key: str) -> str | None:
     return next((kind for kind, pattern in _KINDS.items() if re.search(pattern, key.lower())), None)
 
 
-def find_names(said: Mapping[str, Any], asked: Keys, wanted: bool = True) -> tuple[dict[str, str], dict[str, str]]:
-    """What a structure calls each attribute that is read, and what is left with the option that would read it.
+def find_names(by_key: Mapping[str, Any], chosen: Keys, wanted: bool = True) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the key of each attribute, and the unused keys with the options that read them.
 
     Args:
-        said: The values of the atoms and of the structure, by the file's names.
-        asked: What the user calls attributes; None leaves one out.
-        wanted: Whether labels and weights are read at all if they are not asked for.
+        by_key: The values of the atoms and of the structure by their keys in the file.
+        chosen: The keys that the user states; None leaves an attribute out.
+        wanted: Whether to read labels and weights that the user does not name. Default: True.
 
     Raises:
-        ValueError: an attribute that is asked for is missing, several keys fit, or the energy's is of one atom.
+        ValueError: a stated key is missing, several keys fit, or the key of the energy is per atom.
     """
-    names = {name: called for name, called in asked.items() if called is not None}
-    if missing := sorted({called for name, called in names.items() if name not in WEIGHTS} - said.keys()):
-        raise ValueError(f"it has no {missing}, but {sorted(said)}. Correct the keys.")
+    names = {name: key for name, key in chosen.items() if key is not None}
+    if missing := sorted({key for name, key in names.items() if name not in WEIGHTS} - by_key.keys()):
+        raise ValueError(f"it has no {missing}, but {sorted(by_key)}. Correct the keys.")
     if re.search("per_?atom", names.get("energy", "").lower()):
         raise ValueError(
-            f"it has {names['energy']!r} as energy, which is of the whole structure. Multiply it by the atoms."
+            f"it has {names['energy']!r} as energy, but energy is a total. Multiply it by the number of atoms."
         )
     for name in _TAKEN if wanted else ():
-        if name in asked:
+        if name in chosen:
             continue
-        first, second = ([called for called in said if called.lower() in small] for small in _options(name, names))
+        first, second = ([key for key in by_key if key.lower() in small] for small in _options(name, names))
         exact = first or second
-        alike = [called for called in said if kind_of(called) == name] if name in LABELS else []
+        similar = [key for key in by_key if kind_of(key) == name] if name in LABELS else []
         if len(exact) == 1:
             names[name] = exact[0]
-        elif exact or alike:
+        elif exact or similar:
             raise ValueError(
-                f"it has {sorted(exact or alike)}. Pass keys={{{name!r}: ...}} (--key {name}=...) with the one meant, "
-                f"or None (--key {name}=) to leave it out."
+                f"it has {sorted(exact or similar)}. Pass keys={{{name!r}: ...}} (--key {name}=...) with one of them, "
+                f"or None (--key {name}=) to leave {name} out."
             )
-    return names, _ignored(said, names, asked) if wanted else {}
+    return names, _unused_keys(by_key, names, chosen) if wanted else {}
 
 
 def _options(name: str, names: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The keys that are read as an attribute, in small letters, and those that are read if these are missing."""
+    """Return the keys of an attribute in lower case, and the keys to use if these are missing."""
     if name == "stress":
         return _TAKEN[name], _VIRIALS
-    if name == "stress_weight":  # of what the stress is made of
+    if name == "stress_weight":  # weights of virials count if the stress is made of virials
         both = (_TAKEN[name], _OF_VIRIALS)
         return both[::-1] if "virial" in names.get("stress", "").lower() else both
     return _TAKEN[name], ()
 
 
-def _ignored(said: Mapping[str, Any], names: Mapping[str, str], asked: Keys) -> dict[str, str]:
+def _unused_keys(by_key: Mapping[str, Any], names: Mapping[str, str], chosen: Keys) -> dict[str, str]:
     read, found = set(names.values()), {}
-    for called in said:
-        kind = kind_of(called)
-        if called in read or kind is None or is_settled(called, asked):
+    for key in by_key:
+        kind = kind_of(key)
+        if key in read or kind is None or is_settled(key, chosen):
             continue
-        is_one = kind in (*LABELS, "weight") and not re.search("energies|stresses", called.lower())
-        name = kind if is_one else called.lower()
-        found[called] = f"--key {name}={called}"
+        is_one = kind in (*LABELS, "weight") and not re.search("energies|stresses", key.lower())
+        name = kind if is_one else key.lower()
+        found[key] = f"--key {name}={key}"
     return found
 
 
-def named_otherwise(name: str, names: Mapping[str, str], first: Mapping[str, str], where: str) -> str:
-    """Return the words for a structure that does not have an attribute under the key of a former structure.
+def key_mismatch(name: str, names: Mapping[str, str], first: Mapping[str, str], where: str) -> str:
+    """Return the error text for a structure with a different key of an attribute than a former structure.
 
     Args:
         name: The attribute.
@@ -124,100 +124,101 @@ def named_otherwise(name: str, names: Mapping[str, str], first: Mapping[str, str
 
 
 def require_same_attributes(names: Mapping[Path, Mapping[str, str]]) -> None:
-    """Check that all files have the attributes of the first one, by whatever keys; weights may be absent.
+    """Check that all files have the attributes of the first file, under any keys; weights may be absent.
 
     Args:
         names: For each file, the key of each attribute in its first structure.
 
     Raises:
-        ValueError: a file does not.
+        ValueError: a file has different attributes.
     """
     (first, of_first), *others = names.items()
     for path, own in others:
         if wrong := (own.keys() ^ of_first.keys()) - {*WEIGHTS}:
-            raise ValueError(f"{path}, structure 0: {named_otherwise(min(wrong), own, of_first, str(first))}")
+            raise ValueError(f"{path}, structure 0: {key_mismatch(min(wrong), own, of_first, str(first))}")
 
 
-def is_settled(called: str, asked: Keys) -> bool:
-    """Return whether the user named or left out a key, or its values are looked at elsewhere: units, cells and pbc."""
-    is_looked_at = kind_of(called) in ("unit", "cell", "pbc") or called.lower() == "free_energy"  # see `other_energy`
-    return is_looked_at or bool({kind_of(called), called, called.lower()} & asked.keys())
+def is_settled(key: str, chosen: Keys) -> bool:
+    """Check whether the user named a key or left it out, or other code uses it: units, cells and pbc."""
+    is_looked_at = kind_of(key) in ("unit", "cell", "pbc") or key.lower() == "free_energy"  # see `other_energy`
+    return is_looked_at or bool({kind_of(key), key, key.lower()} & chosen.keys())
 
 
-def check_cell(said: Mapping[str, Any], has_cell: bool) -> None:
-    """Refuses a structure whose cell or periodicity has a name that was not read.
+def check_cell(by_key: Mapping[str, Any], has_cell: bool) -> None:
+    """Check that no unused key has a cell or periodicity.
 
     Raises:
-        ValueError: there is such a key.
+        ValueError: a key looks like a cell or periodicity and is not used.
     """
-    for called in said:
-        kind = kind_of(called)
-        if kind == "pbc" or (kind == "cell" and not has_cell and "super" not in called.lower()):
+    for key in by_key:
+        kind = kind_of(key)
+        if kind == "pbc" or (kind == "cell" and not has_cell and "super" not in key.lower()):
             wanted = 'Lattice="ax ay az bx by bz cx cy cz"' if kind == "cell" else 'pbc="T T F"'
-            raise ValueError(f"it has {called!r}, which is not read as its {kind}. Write {wanted}, or remove the key.")
+            raise ValueError(f"it has {key!r}, which is not read as its {kind}. Write {wanted}, or remove the key.")
 
 
 def find_factors(
-    said: Mapping[str, Any], metadata: Mapping[str, Any], names: Mapping[str, str], given: Mapping[str, str]
+    by_key: Mapping[str, Any], metadata: Mapping[str, Any], names: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, float]:
-    """What numbers are multiplied by, from units that the file or the user names.
+    """Return the factor of each attribute, from units that the file or the user states.
 
     Args:
-        said: The values of the structure; keys such as `energy_unit` or `units` name units.
+        by_key: The values of the structure; keys such as `energy_unit` or `units` state units.
         metadata: The metadata of the whole file, such as SchNetPack's `_property_unit_dict`.
-        names: What the file calls each attribute.
+        names: The key of each attribute.
         given: Units that the user states, by `QUANTITIES`.
 
     Raises:
-        ValueError: a unit is not known, differs from another of the same, is of nothing, or leaves another open.
+        ValueError: a unit is unknown, contradicts a different unit, belongs to no key, or other units are missing.
     """
-    sources = [(key, value) for source in (metadata, said) for key, value in source.items() if kind_of(key) == "unit"]
-    told: dict[str, str] = {}
-    for about, word in (pair for key, value in sources for pair in _told(key, value).items()):
-        if told.setdefault(about, word).lower() != word.lower():
-            raise ValueError(f"it has the units {told[about]!r} and {word!r} of {about}. Remove one.")
+    sources = [(key, value) for source in (metadata, by_key) for key, value in source.items() if kind_of(key) == "unit"]
+    stated: dict[str, str] = {}
+    for about, word in (pair for key, value in sources for pair in _stated_units(key, value).items()):
+        if stated.setdefault(about, word).lower() != word.lower():
+            raise ValueError(f"it has the units {stated[about]!r} and {word!r} of {about}. Remove one.")
     factors = all_factors(given)
-    for name, called in names.items():
-        is_open = name in LABELS and factors[name] == 1.0 and not {name, called.lower()} & (told.keys() | given.keys())
-        if is_open and (unit := unit_in_name(called)) is not None:
+    for name, key in names.items():
+        is_open = name in LABELS and factors[name] == 1.0 and not {name, key.lower()} & (stated.keys() | given.keys())
+        if is_open and (unit := unit_in_name(key)) is not None:
             raise ValueError(
-                f"the name of {called!r} says {unit}, and no unit of {name} is given. Pass units={{{name!r}: ...}} "
+                f"the name of {key!r} says {unit}, and no unit of {name} is given. Pass units={{{name!r}: ...}} "
                 f"(--units {name}=...), such as eV or hartree for energy, eV/angstrom for forces, GPa for stress."
             )
-    if not told and not given:
+    if not stated and not given:
         return {}
-    of_mappings = [about for key, value in sources if isinstance(value, Mapping) for about in _told(key, value)]
-    for about in sorted(told.keys() - {*QUANTITIES, "virial", *names, *map(str.lower, said), *of_mappings}):
-        if (quantity := _quantity_of(told[about])) is not None and factor_of(told[about], quantity) != 1.0:
+    of_mappings = [about for key, value in sources if isinstance(value, Mapping) for about in _stated_units(key, value)]
+    for about in sorted(stated.keys() - {*QUANTITIES, "virial", *names, *map(str.lower, by_key), *of_mappings}):
+        if (quantity := _quantity_of(stated[about])) is not None and factor_of(stated[about], quantity) != 1.0:
             raise ValueError(
-                f"it has the unit {told[about]!r} of {about!r}, but no such key. Remove the unit, or call it "
+                f"it has the unit {stated[about]!r} of {about!r}, but no such key. Remove the unit, or call it "
                 f"{', '.join(f'{name}_unit' for name in QUANTITIES[:-1])} or {QUANTITIES[-1]}_unit."
             )
-    found = {"length": _one(told, "length", given, factors)}
-    for name, called in names.items():
+    found = {"length": _factor(stated, "length", given, factors)}
+    for name, key in names.items():
         if name in LABELS:
-            virial = name == "stress" and "virial" in called.lower()
-            if virial and "stress" in {*told, *given}:
-                raise ValueError(f"it has {called} and a unit of stress; name a unit of energy, which virials have.")
-            own = "virial" if virial and called.lower() not in told else called.lower()
-            found[name] = _one(told, "energy" if virial else name, given, factors, own)
-        elif (unit := told.get(called.lower(), told.get(name))) is not None:
+            virial = name == "stress" and "virial" in key.lower()
+            if virial and "stress" in {*stated, *given}:
+                raise ValueError(f"it has {key} and a unit of stress; name a unit of energy, which virials have.")
+            own = "virial" if virial and key.lower() not in stated else key.lower()
+            found[name] = _factor(stated, "energy" if virial else name, given, factors, own)
+        elif (unit := stated.get(key.lower(), stated.get(name))) is not None:
             found[name] = factor_of(unit, name)
     if not given and (found["length"], found.get("energy", 1.0)) != (1.0, 1.0):
         for name in ("forces", "stress"):
-            if name in names and not {name, names[name].lower()} & told.keys() and "virial" not in names[name].lower():
+            key = names.get(name, "").lower()
+            if key and not {name, key} & stated.keys() and "virial" not in key:
                 raise ValueError(
-                    f"the file names units of {sorted(told)}, but none of {name}. Pass units={{{name!r}: ...}} "
+                    f"the file names units of {sorted(stated)}, but none of {name}. Pass units={{{name!r}: ...}} "
                     f"(--units {name}=...), such as eV/angstrom."
                 )
     return found
 
 
-def _one(
-    told: Mapping[str, str], quantity: str, given: Mapping[str, str], factors: Mapping[str, float], called: str = ""
+def _factor(
+    stated: Mapping[str, str], quantity: str, given: Mapping[str, str], factors: Mapping[str, float], key: str = ""
 ) -> float:
-    """The factor of one quantity, which the user's unit and the file's must agree about."""
-    unit = told.get(called, told.get(quantity))
+    """Return the factor of one quantity; the units of the user and of the file must agree."""
+    unit = stated.get(key, stated.get(quantity))
     if unit is None:
         return factors[quantity]
     factor = factor_of(unit, quantity)
@@ -227,7 +228,7 @@ def _one(
 
 
 def _quantity_of(unit: str) -> str | None:
-    """The quantity that a unit is of; None if it is of none."""
+    """Return the quantity of a unit; None if the unit fits no quantity."""
     for quantity in QUANTITIES:
         with suppress(ValueError):
             factor_of(unit, quantity)
@@ -238,8 +239,8 @@ def _quantity_of(unit: str) -> str | None:
 _WORDS = {"distance": "length", "position": "length", "pos": "length", "force": "forces", "virial": "virial"}
 
 
-def _told(key: str, value: Any) -> dict[str, str]:
-    """The units that one key names, by quantity or by the file's name of an attribute, in small letters."""
+def _stated_units(key: str, value: Any) -> dict[str, str]:
+    """Return the units that a key states, by quantity or by the key of an attribute, in lower case."""
     if isinstance(value, Mapping):
         return {_WORDS.get(name.lower().rstrip("s"), name.lower()): str(unit) for name, unit in value.items()}
     about = re.sub(_UNIT, "", key.lower()).removeprefix("of_").strip("_")
@@ -256,11 +257,11 @@ def _told(key: str, value: Any) -> dict[str, str]:
     raise ValueError(f"it has {key}={text!r}, which is not a known unit. Remove it and pass units=... (--units).")
 
 
-def level_of(called: str, shape: tuple[int, ...], num_atoms: int, is_array: bool) -> str:
-    """Whether the values of a key belong to atoms, `"node"`, or to the structure, `"graph"`: its meaning decides.
+def level_of(key: str, shape: tuple[int, ...], num_atoms: int, is_array: bool) -> str:
+    """Return the level of a key from its meaning: `"node"` for values of atoms, `"graph"` for the structure.
 
     Raises:
-        ValueError: neither the key nor its shape tells.
+        ValueError: neither the key nor its shape decides.
 
     Example:
         >>> level_of("mulliken_charges", (1,), 1, False), level_of("dipole", (3,), 3, False)
@@ -269,11 +270,11 @@ def level_of(called: str, shape: tuple[int, ...], num_atoms: int, is_array: bool
     if is_array:
         return "node"
     like_atoms = shape[:1] == (num_atoms,)
-    if like_atoms and _OF_ATOMS.search(called.lower()):
+    if like_atoms and _OF_ATOMS.search(key.lower()):
         return "node"
-    if not like_atoms or _OF_STRUCTURE.search(called.lower()) or num_atoms == 1:
+    if not like_atoms or _OF_STRUCTURE.search(key.lower()) or num_atoms == 1:
         return "graph"
     raise ValueError(
-        f"it has {called!r} of shape {list(shape)} and {num_atoms} atoms: the values may belong to atoms or to the "
-        f"structure. Pass levels={{{called!r}: 'node'}} or 'graph' (--level {called}=node)."
+        f"it has {key!r} of shape {list(shape)} and {num_atoms} atoms: the values may belong to atoms or to the "
+        f"structure. Pass levels={{{key!r}: 'node'}} or 'graph' (--level {key}=node)."
     )

@@ -1,4 +1,4 @@
-"""Structures of atoms as graphs, out of files of any size, with the pairs within a cutoff listed once."""
+"""Structures of atoms as graphs, from files of any size, with the pairs of atoms within a cutoff."""
 
 import copy
 import warnings
@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset
 from torch_geometric.data import Data
 
-from popgeo.convert.atom_files import reach
+from popgeo.convert.atom_files import open_file
 from popgeo.convert.atom_keys import (
     LABELS,
     WEIGHTS,
@@ -22,19 +22,19 @@ from popgeo.convert.atom_keys import (
     check_cell,
     find_factors,
     find_names,
+    key_mismatch,
     level_of,
-    named_otherwise,
     require_same_attributes,
 )
 from popgeo.convert.atom_labels import as_label, numbers, warn_of_rounding
-from popgeo.convert.key_values import KeyValues, other_energy, said_of
+from popgeo.convert.key_values import KeyValues, other_energy, values_by_key
 from popgeo.convert.periodic_pairs import list_pairs, near_origin, require_elements, require_places
 from popgeo.convert.structure_paths import files_of
 
 _CLOSEST = 0.1  # angstrom
 LEVELS = {"z": "node", "pos": "node", "forces": "node", "edge_index": "edge", "edge_shift": "edge"}
 LEVELS |= dict.fromkeys(("energy", "stress", "cell", "pbc", "cutoff", *WEIGHTS), "graph")
-"""What the rows of each attribute belong to."""
+"""The level of each attribute."""
 
 
 def read_atoms(
@@ -47,40 +47,41 @@ def read_atoms(
     levels: Mapping[str, str] | None = None,
     labels: str = "all",
 ) -> "AtomFiles":
-    """The structures of a file, each read when it is asked for: a dataset for loaders and for `popgeo.data.write`.
+    """Return the structures of a file as a dataset for loaders and `popgeo.data.write`; each access reads a structure.
 
-    Each has `z` [num_atoms], `pos` in angstrom [num_atoms, 3], `cell` [1, 3, 3] and `pbc` [1, 3], and, if the file has
-    them, `energy` in eV [1], `forces` in eV/angstrom [num_atoms, 3], `stress` in eV/angstrom^3, in Voigt's order
-    xx, yy, zz, yz, xz, xy [1, 6], and `head`, a word. Weights are `weight`, `energy_weight`, `forces_weight` and
-    `stress_weight` [1]. With a cutoff it has `edge_index` and `edge_shift`, see `list_pairs`, and `cutoff` [1], which a
-    model compares with its own. What the first structure has, all must have; a weight that a later one does not have
-    is 1. A key that looks like a label, a charge or a weight and is not read is reported by a warning.
+    Each structure has `z` [num_atoms], `pos` in angstrom [num_atoms, 3], `cell` [1, 3, 3] and `pbc` [1, 3]. If the file
+    has them, it also has `energy` in eV [1], `forces` in eV/angstrom [num_atoms, 3], `stress` in eV/angstrom^3, in
+    Voigt's order xx, yy, zz, yz, xz, xy [1, 6], and the word `head`. Weights are `weight`, `energy_weight`,
+    `forces_weight` and `stress_weight` [1]. With a cutoff, a structure has `edge_index` and `edge_shift`, see
+    `list_pairs`, and `cutoff` [1], which a model compares with its own cutoff. All structures must have the attributes
+    of the first structure; only a missing weight is 1. A warning reports unused keys that look like a label, a charge
+    or a weight.
 
     In float32, positions farther than 64 angstrom from the origin are moved by whole vectors of the cell and by their
-    mean, which changes no distance.
+    mean. This does not change distances.
 
     Args:
         path: Extended XYZ, the HDF5 of MACE, the aselmdb of fairchem, a database or trajectory of ASE, or a folder of
-            such files. A file of any other format, which `ase.io` reads, must fit into memory.
-        cutoff: Lists pairs of atoms up to this distance, in angstrom.
-        double: Whether positions, energies and the like are float64 rather than float32. In float32 a total energy of
-            -17,660 eV is right to 1 meV.
-        keys: What the file calls an attribute, as `{"energy": "dft_energy"}`, or None to leave it out. Other attributes
-            are read if they are named here, as `{"charge": "charge"}`. Energy, forces and stress are found by
-            themselves under these names or with `REF_` before them, in capital or small letters. So are head,
-            `config_weight` and `config_energy_weight` and its kin, and the `property_weights` of MACE's HDF5. A missing
-            stress is computed from `virial` or `virials`.
-        units: The file's units, as `{"energy": "kcal/mol", "length": "bohr"}`, also of `forces` and `stress`, which
-            follow from these two otherwise. Units that the file names are converted without it.
-        levels: Whether what `keys` adds belongs to atoms or to the structure, as `{"q": "node"}`, if that is not clear.
-        labels: "all"; "partial", which lets structures lack some of energy, forces and stress: NaN represents these; or
+            such files. Any other format of `ase.io` is also possible, if the file fits into memory.
+        cutoff: Largest distance of the listed pairs of atoms, in angstrom. Default: no pairs.
+        double: Whether positions, energies and other numbers are float64. Default: float32, in which a total energy of
+            -17,660 eV is exact to 1 meV.
+        keys: The key of an attribute in the file, as `{"energy": "dft_energy"}`, or None to leave the attribute out.
+            Further attributes are read if they are named here, as `{"charge": "charge"}`. Energy, forces and stress are
+            found without `keys` under these names, also with `REF_` before them, in upper or lower case; so are the
+            head, weights such as `config_weight` and `config_energy_weight`, and the `property_weights` of MACE's HDF5.
+            A missing stress is computed from `virial` or `virials`.
+        units: The units of the file, as `{"energy": "kcal/mol", "length": "bohr"}`. Default of `forces` and `stress`:
+            they follow from energy and length. Units that the file states need no entry.
+        levels: The level of attributes from `keys`, as `{"q": "node"}` for values of atoms, if it is not clear.
+        labels: "all"; "partial", which allows structures without some of energy, forces and stress (NaN fills them); or
             "none", which reads no label.
 
     Raises:
-        ValueError: the file cannot be read, or a package for it is missing. When a structure is read, with its index:
-            it lacks an attribute, a key or unit has two meanings, a label is not a finite number or too large for its
-            unit, a stress has no volume or is not symmetric, an atom is not an element, or two atoms have the same
-            position.
+        ValueError: the file cannot be read, or a package for it is missing. When a structure is read, the error names
+            its index: an attribute is missing, a key or unit is ambiguous, a label is not a finite number or too large
+            for its unit, a stress has no volume or is not symmetric, an atom is not an element, or two atoms have the
+            same position.
 
     Example:
         >>> import pytest, tempfile; ase = pytest.importorskip("ase"); from ase.io import write
@@ -91,9 +92,9 @@ def read_atoms(
     """
     if labels not in ("all", "partial", "none"):
         raise ValueError(f'labels is {labels!r}; it is "all", "partial" or "none".')
-    said: dict[str, Any] = {"keys": keys or {}, "units": units or {}, "levels": {**(levels or {})}}
-    reader = AtomsReader(**said, cutoff=cutoff, double=double, labels=labels)
-    # A warning finds the caller by counting frames, and a comprehension has a frame of its own before Python 3.12.
+    by_file: dict[str, Any] = {"keys": keys or {}, "units": units or {}, "levels": {**(levels or {})}}
+    reader = AtomsReader(**by_file, cutoff=cutoff, double=double, labels=labels)
+    # `map`, because a warning counts frames to find the caller, and a comprehension adds a frame before Python 3.12.
     files = AtomFiles(list(map(partial(AtomsFile, reader=reader), files_of(Path(path)))))
     if labels == "all":
         require_same_attributes({one.path: one.names or {} for one in files.datasets})
@@ -101,53 +102,53 @@ def read_atoms(
 
 
 class AtomFiles(ConcatDataset[Data]):
-    """The structures of some files, one after the other."""
+    """The structures of several files, one after the other."""
 
     datasets: "list[AtomsFile]"  # type: ignore[assignment]
 
     @property
     def levels(self) -> dict[str, str]:
-        """What the rows of each attribute belong to, as `popgeo.data.write` takes it."""
+        """The level of each attribute, as an argument of `popgeo.data.write`."""
         reader = self.datasets[0].reader
         return {name: reader.levels[key] for name, key in reader.keys.items() if key in reader.levels} | LEVELS
 
     @property
     def file_names(self) -> list[str]:
-        """For each structure, the name of its file."""
+        """The name of the file of each structure."""
         return [one.path.name for one in self.datasets for _ in range(len(one))]
 
     @property
     def values(self) -> KeyValues:
-        """What the structures that were read say in keys that are not read."""
+        """The values in unused keys of the structures that were read."""
         return self.datasets[0].reader.values
 
 
 @dataclass(kw_only=True, eq=False)
 class AtomsReader:
-    """Makes a graph of a structure, an `Atoms` of ASE, with the arguments of `read_atoms`."""
+    """A converter of structures (`Atoms` of ASE) to graphs, with the arguments of `read_atoms`."""
 
     keys: Keys
     units: Mapping[str, str]
     levels: dict[str, str]
-    """What the values of each key that is read belong to."""
+    """The level of each key in use."""
     cutoff: float | None
     double: bool
     labels: str
     values: KeyValues = field(default_factory=KeyValues)
-    """What the structures that were read say in keys that are not read."""
+    """The values in unused keys of the structures that were read."""
     _names: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = field(default_factory=dict)
 
-    def names(self, said: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-        """What is read by which key, and what is not read, with the option that would read it."""
-        if (keys := tuple(said)) not in self._names:
-            self._names = {keys: find_names(said, self.keys, self.labels != "none")}  # of most structures of a file
+    def names(self, by_key: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the key of each attribute, and the unused keys with the options that read them."""
+        if (keys := tuple(by_key)) not in self._names:
+            self._names = {keys: find_names(by_key, self.keys, self.labels != "none")}  # mostly the same in a file
         return self._names[keys]
 
-    def graph(self, atoms: Any, said: dict[str, Any], names: dict[str, str], factors: dict[str, float]) -> Data:
-        """Return the graph of a structure, whose numbers are multiplied by factors because of their units.
+    def graph(self, atoms: Any, by_key: dict[str, Any], names: dict[str, str], factors: dict[str, float]) -> Data:
+        """Return the graph of a structure, with numbers multiplied by factors because of their units.
 
         Raises:
-            ValueError: the structure is wrong in a way that `read_atoms` lists.
+            ValueError: the structure has a fault, see `read_atoms`.
         """
         check_cell(atoms.info, atoms.cell.rank > 0)
         require_elements(atoms.numbers)
@@ -156,8 +157,8 @@ class AtomsReader:
         require_places(pos, cell)
         data = Data(z=torch.from_numpy(atoms.numbers.astype(np.int64)))
         data.pos, data.cell, data.pbc = self._number(pos), self._number(cell)[None], torch.from_numpy(pbc)[None]
-        for name, called in names.items():
-            self._add(data, name, called, said.get(called, 1.0), atoms, factors.get(name, 1.0), cell)
+        for name, key in names.items():
+            self._add(data, name, key, by_key.get(key, 1.0), atoms, factors.get(name, 1.0), cell)
         if self.labels == "partial":
             for name, shape in (("energy", (1,)), ("forces", pos.shape), ("stress", (1, 6))):
                 data[name] = data[name] if name in data else self._number(np.full(shape, np.nan))
@@ -168,38 +169,38 @@ class AtomsReader:
     def _number(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.array(values, np.float64 if self.double else np.float32))
 
-    def _add(self, data: Data, name: str, called: str, value: Any, atoms: Any, factor: float, cell: np.ndarray) -> None:
-        """Adds what a key says as an attribute."""
+    def _add(self, data: Data, name: str, key: str, value: Any, atoms: Any, factor: float, cell: np.ndarray) -> None:
+        """Add the value of a key as an attribute."""
         known = name in LABELS or name in WEIGHTS
         if name == "head" or (isinstance(value, str) and not known):
             data[name] = str(value)
             return
-        values = numbers(called, value, "iuf" if known else "iufb", self.labels == "partial" and name in LABELS)
+        values = numbers(key, value, "iuf" if known else "iufb", self.labels == "partial" and name in LABELS)
         if known:
-            values = as_label(name, called, values * factor, len(atoms), cell)
+            values = as_label(name, key, values * factor, len(atoms), cell)
             if name == "energy" and not self.double:
                 warn_of_rounding(float(values[0]), len(atoms))
         else:
             values = values if factor == 1.0 else values * factor
-            level = self.levels.get(called) or level_of(called, values.shape, len(atoms), called in atoms.arrays)
-            self.levels[called] = level
+            level = self.levels.get(key) or level_of(key, values.shape, len(atoms), key in atoms.arrays)
+            self.levels[key] = level
             values = values if level == "node" else values[None]
         whole = values.dtype.kind in "iub" and not known
         data[name] = torch.from_numpy(values.astype(np.int64)) if whole else self._number(values)
 
 
 class AtomsFile(Dataset[Data]):
-    """One file of `read_atoms`, each structure read when it is asked for."""
+    """One file of `read_atoms`; each access reads a structure."""
 
     def __init__(self, path: Path, reader: AtomsReader) -> None:
-        self.path, self.reader, self.file = path, reader, reach(path)
+        self.path, self.reader, self.file = path, reader, open_file(path)
         self._of_file = {"atomrefs": "--E0s, energies of elements"} if self.file.metadata.get("atomrefs") else {}
         self.names: dict[str, str] | None = None
-        """What the first structure that was read calls each attribute; None before one is read."""
+        """The key of each attribute in the first structure that was read; None before."""
         self.factors: dict[str, float] = {}
-        """What numbers of the structures that were read were multiplied by, because of their units."""
+        """The factors of units that were applied to the structures that were read."""
         self.ignored: dict[str, str] = {}
-        """Keys that look like a label, a charge or a weight and are not read, with the option that reads each."""
+        """Unused keys that look like a label, a charge or a weight, with the options that read them."""
         if reader.labels != "none":
             _ = self[0]
 
@@ -209,11 +210,11 @@ class AtomsFile(Dataset[Data]):
     def __getitem__(self, index: int) -> Data:
         try:
             atoms = self.file.read(index)
-            said, names, ignored = self._noted(index, atoms)
-            names = self._as_first(names)
-            factors = find_factors(said, self.file.metadata, names, self.reader.units)
-            graph = self.reader.graph(atoms, said, names, factors)
-        except Exception as error:  # what is damaged may break a reader of others in any way
+            by_key, names, ignored = self._record(index, atoms)
+            names = self._check_keys(names)
+            factors = find_factors(by_key, self.file.metadata, names, self.reader.units)
+            graph = self.reader.graph(atoms, by_key, names, factors)
+        except Exception as error:  # a damaged file may break a reader in any way
             raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
         self.factors |= factors
         if ignored and self.reader.labels != "none":
@@ -221,44 +222,44 @@ class AtomsFile(Dataset[Data]):
         return graph
 
     def note(self, index: int, atoms: Any) -> None:
-        """Note what a structure says in keys that are not read, for `KeyValues.table`."""
-        with suppress(ValueError):  # `read_atoms` says what is wrong
-            self.ignored |= self._noted(index, atoms)[2]
+        """Record the values in unused keys of a structure, for `KeyValues.table`."""
+        with suppress(ValueError):  # `read_atoms` reports the fault
+            self.ignored |= self._record(index, atoms)[2]
 
-    def _noted(self, index: int, atoms: Any) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-        """Return the values of a structure by its keys, the key of each attribute, and the keys that are not read."""
-        said = said_of(atoms)
-        names, ignored = self.reader.names(said)
-        asked, place = self.reader.keys, f"structure {index} of {self.path.name}"
-        self.reader.values.add(place, atoms, said, names, asked)
-        return said, names, {**ignored, **self._of_file, **other_energy(said, names, asked)}
+    def _record(self, index: int, atoms: Any) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+        """Return the values of a structure by key, the key of each attribute, and the unused keys."""
+        by_key = values_by_key(atoms)
+        names, ignored = self.reader.names(by_key)
+        chosen, place = self.reader.keys, f"structure {index} of {self.path.name}"
+        self.reader.values.add(place, atoms, by_key, names, chosen)
+        return by_key, names, {**ignored, **self._of_file, **other_energy(by_key, names, chosen)}
 
-    def _as_first(self, names: dict[str, str]) -> dict[str, str]:
-        """Return the names of a structure, which must be the names of the file's first one; weights may be absent.
+    def _check_keys(self, names: dict[str, str]) -> dict[str, str]:
+        """Check that a structure has the keys of the file's first structure, and return them; weights may be absent.
 
         Raises:
-            ValueError: they are not.
+            ValueError: a key differs.
         """
         first = self.names = names if self.names is None else self.names
-        names = {**{name: called for name, called in first.items() if name in WEIGHTS}, **names}
+        names = {**{name: key for name, key in first.items() if name in WEIGHTS}, **names}
         wrong = {name for name in {*names, *first} if names.get(name) != first.get(name)}
         if wrong and self.reader.labels != "partial":
-            raise ValueError(named_otherwise(min(wrong), names, first, "the first"))
+            raise ValueError(key_mismatch(min(wrong), names, first, "the first"))
         return names
 
     def _report(self, ignored: dict[str, str]) -> None:
-        if new := {called: option for called, option in ignored.items() if called not in self.ignored}:
+        if new := {key: option for key, option in ignored.items() if key not in self.ignored}:
             self.ignored |= new
-            told = ", ".join(f"{called} ({option})" for called, option in new.items())
-            warnings.warn(f"{self.path} has keys that are not read: {told}. The option reads the key.", stacklevel=5)
+            listed = ", ".join(f"{key} ({option})" for key, option in new.items())
+            warnings.warn(f"{self.path} has keys that are not read: {listed}. The option reads the key.", stacklevel=5)
 
 
 def with_pairs(data: Data, cutoff: float) -> Data:
-    """A structure with the pairs of its atoms within a cutoff, listed again; without a cell nothing repeats.
+    """Return a structure with a new list of the pairs of atoms within a cutoff.
 
     Args:
-        data: With `z`, `pos` and, if it repeats, `cell` [1, 3, 3] and `pbc` [1, 3].
-        cutoff: Longest distance (angstrom).
+        data: A structure with `z`, `pos` and, if it is periodic, `cell` [1, 3, 3] and `pbc` [1, 3].
+        cutoff: Largest distance (angstrom).
 
     Returns:
         A copy. Positions farther than 64 angstrom from the origin are moved, see `read_atoms`.
@@ -285,11 +286,11 @@ def _add_pairs(data: Data, pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, c
     data.edge_shift, data.cutoff = shift.to(data.pos), data.pos.new_tensor([cutoff])
     source, destination = pos[data.edge_index]
     if (near := np.linalg.norm(source + shift.numpy() - destination, axis=1).min(initial=1)) < _CLOSEST:
-        raise ValueError(f"it has two atoms {near:.3g} angstrom from each other. Is it another unit?")
+        raise ValueError(f"it has two atoms {near:.3g} angstrom from each other. Check the unit of positions.")
 
 
 def _near_origin(data: Data, pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> Data:
-    """The same structure with positions, and the shifts of its edges, that float32 holds."""
+    """Move positions, and adapt shifts of edges, so that float32 is exact enough."""
     moves = near_origin(pos, cell, pbc)
     if moves.any():
         data.pos = torch.from_numpy(pos - moves).to(data.pos)

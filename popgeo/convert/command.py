@@ -1,4 +1,4 @@
-"""`popgeo convert SOURCE FOLDER`: opens the source with its options and writes a store."""
+"""The command `popgeo convert SOURCE FOLDER`, which reads a source with its options and writes a store."""
 
 import argparse
 import ast
@@ -18,54 +18,54 @@ _TABLES = {".csv", ".tsv", ".smi"}
 
 
 def convert(arguments: Sequence[str]) -> int:
-    """Converts the source that a command line names."""
-    asked = command_parsers.convert(arguments)
-    graphs, options = source_of(asked)
-    store = write(graphs, asked.folder, **options)
+    """Convert the source of a command line to a store."""
+    parsed = command_parsers.convert(arguments)
+    graphs, options = source_of(parsed)
+    store = write(graphs, parsed.folder, **options)
     listed = {one.name: one.tensor for one in store.attributes if one.is_tensor}
     if "cutoff" in listed and not listed["edge_index"].numel():
         warnings.warn(
-            f"No atom has a neighbor within the cutoff of {asked.cutoff:g} angstrom. Raise --cutoff, or correct the "
+            f"No atom has a neighbor within the cutoff of {parsed.cutoff:g} angstrom. Raise --cutoff, or correct the "
             "unit of positions: --units length=nm or length=bohr.",
             stacklevel=1,
         )
-    print(f"wrote {store} to {asked.folder}/")
+    print(f"wrote {store} to {parsed.folder}/")
     return 0
 
 
-def source_of(asked: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The graphs of the source, and the options to write them with.
+def source_of(parsed: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """Return the graphs of the source and the options for writing.
 
     Raises:
-        ValueError: the source is not known.
+        ValueError: the source does not exist.
     """
-    path = Path(asked.source)
-    written = {"sort_edges": asked.sort_edges, "validate": True, "exclude_keys": asked.exclude}
+    path = Path(parsed.source)
+    written = {"sort_edges": parsed.sort_edges, "validate": True, "exclude_keys": parsed.exclude}
     if not path.exists():
-        options = dict(_option(text) for text in asked.option)
-        return dataset_by_name(asked.source, asked.root, options), written
+        options = dict(_option(text) for text in parsed.option)
+        return dataset_by_name(parsed.source, parsed.root, options), written
     if path.suffix == ".pt":
-        return read_pt(path, asked.trust), written
+        return read_pt(path, parsed.trust), written
     if _TABLES & set(path.suffixes):
-        reader = partial(read_smiles, path, column=asked.column, targets=asked.targets, skip=asked.skip)
-        return reader(positions=asked.positions, seed=asked.seed), written
-    structures = read_atoms(path, cutoff=asked.cutoff, double=asked.double, **atoms_options(asked))
+        reader = partial(read_smiles, path, column=parsed.column, targets=parsed.targets, skip=parsed.skip)
+        return reader(positions=parsed.positions, seed=parsed.seed), written
+    structures = read_atoms(path, cutoff=parsed.cutoff, double=parsed.double, **atoms_options(parsed))
     return structures, {**written, "levels": structures.levels}
 
 
-def atoms_options(asked: argparse.Namespace) -> dict[str, Any]:
-    """What `read_atoms` is given of the options for atoms."""
+def atoms_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `read_atoms` from the options for atoms."""
     return {
-        "keys": keys_of(asked.key),
-        "units": dict(map(_pair, asked.units)),
-        "levels": dict(map(_pair, asked.level)),
-        "labels": asked.labels,
+        "keys": keys_of(parsed.key),
+        "units": dict(map(_pair, parsed.units)),
+        "levels": dict(map(_pair, parsed.level)),
+        "labels": parsed.labels,
     }
 
 
 def keys_of(texts: Sequence[str]) -> dict[str, str | None]:
-    """What a file calls attributes, as `["energy=dft_energy", "head="]` says it; None leaves one out."""
-    return {name: called or None for name, called in map(_pair, texts)}
+    """Return the keys of attributes from texts such as `["energy=dft_energy", "head="]`; None leaves a key out."""
+    return {name: key or None for name, key in map(_pair, texts)}
 
 
 def _pair(text: str) -> tuple[str, str]:

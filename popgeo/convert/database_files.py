@@ -1,4 +1,4 @@
-"""Databases and trajectories of ASE, of which a file may be cut off, damaged or crafted."""
+"""Databases and trajectories of ASE, read safely even from cut off, damaged or crafted files."""
 
 import os
 import re
@@ -20,23 +20,23 @@ from popgeo.convert.open_file import OpenFile
 from popgeo.convert.packed_files import most_unpacked
 from popgeo.replaced import replaced
 
-_STEPS = 10_000  # of SQLite, between two looks at how many there were
+_STEPS = 10_000  # steps of SQLite between two checks of their number
 _TABLE = re.compile(r"CREATE (TABLE|(UNIQUE )?INDEX)\b", re.I)
-_HIDDEN = (2, 3)  # columns that SQLite computes
-_MOST_OF_A_NUMBER = 1024  # bytes of a number, or of a word, in an array
+_HIDDEN = (2, 3)  # computed columns of SQLite
+_MOST_OF_A_NUMBER = 1024  # largest size of a number or word of an array, in bytes
 
 
 @contextmanager
 def own_sizes() -> Iterator[None]:
-    """Let ASE compare the size that JSON declares of an array with its numbers: one number would fill any size."""
+    """Make ASE compare the declared size of a JSON array with its numbers; otherwise one number could fill any size."""
     from ase.io import jsonio
 
     with replaced(jsonio, "create_ndarray", _array):
         yield
 
 
-def reach_aselmdb(path: Path) -> OpenFile:
-    """Look into what fairchem trains from: rows of ASE's database, compressed JSON each, under their numbers.
+def open_aselmdb(path: Path) -> OpenFile:
+    """Open an aselmdb of fairchem: rows of ASE's database as compressed JSON, with their numbers as keys.
 
     Raises:
         ValueError: the file is cut off or damaged.
@@ -49,12 +49,12 @@ def reach_aselmdb(path: Path) -> OpenFile:
                 of.append(number)
         elif key in (b"deleted_ids", b"metadata"):
             others[key] = start, length
-    said = {key: _unpacked(path, key.decode(), *place) for key, place in others.items()}
+    contents = {key: _unpacked(path, key.decode(), *place) for key, place in others.items()}
     ids, starts, lengths = (np.frombuffer(of, np.int64) if of else np.empty(0, np.int64) for of in places.values())
     order = np.argsort(ids, kind="stable")
-    order = order[~np.isin(ids[order], np.array(said.get(b"deleted_ids") or [], np.int64))]
+    order = order[~np.isin(ids[order], np.array(contents.get(b"deleted_ids") or [], np.int64))]
     row_of = partial(_row_in_lmdb, path, ids[order], starts[order], lengths[order])
-    return OpenFile(len(order), partial(_read_row, row_of, range(len(order))), said.get(b"metadata") or {})
+    return OpenFile(len(order), partial(_read_row, row_of, range(len(order))), contents.get(b"metadata") or {})
 
 
 def _row_in_lmdb(path: Path, ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, index: int) -> Any:
@@ -66,10 +66,10 @@ def _row_in_lmdb(path: Path, ids: np.ndarray, starts: np.ndarray, lengths: np.nd
 
 @own_sizes()
 def _unpacked(path: Path, key: str, start: int, length: int) -> Any:
-    """Return what an entry of an aselmdb says.
+    """Return the content of an entry of an aselmdb.
 
     Raises:
-        ValueError: it is cut off, or unpacks to more than its size allows.
+        ValueError: the entry is cut off, or its unpacked size is too large.
     """
     from ase.io.jsonio import decode
 
@@ -84,15 +84,15 @@ def _unpacked(path: Path, key: str, start: int, length: int) -> Any:
 
 
 @own_sizes()
-def reach_db(path: Path) -> OpenFile:
-    """Look into a database of ASE, SQLite or JSON.
+def open_db(path: Path) -> OpenFile:
+    """Open a database of ASE, SQLite or JSON.
 
     Raises:
-        ValueError: it is damaged, or computes what it holds instead of holding it.
+        ValueError: the file is damaged, or has computed instead of stored values.
     """
     import ase.db
 
-    if path.suffix.lower() == ".json":  # whose every row is read from the start of the file
+    if path.suffix.lower() == ".json":  # ASE reads each row from the start of the file
         rows = ase.db.connect(path)
         found = {row.id: row for row in rows.select()}
         return OpenFile(len(found), partial(_read_row, found.__getitem__, sorted(found)), dict(rows.metadata))
@@ -104,13 +104,13 @@ def _numbers_of_rows(path: Path) -> Iterator[int]:
     """Yield the numbers of the rows of a database.
 
     Raises:
-        ValueError: it has views, triggers or computed columns, or numbers stand twice.
+        ValueError: the database has views, triggers, computed columns or repeated numbers.
     """
     with closing(sqlite3.connect(path)) as opened:
         _limit(opened, path)
         tables = list[str]()
-        for kind, name, said in opened.execute("SELECT type, name, sql FROM sqlite_master"):
-            if said is not None and not _TABLE.match(said):
+        for kind, name, sql in opened.execute("SELECT type, name, sql FROM sqlite_master"):
+            if sql is not None and not _TABLE.match(sql):
                 raise ValueError(f"it has the {kind} {name!r}, and a database of ASE has tables only")
             tables += [name] * (kind == "table")
         if "systems" not in tables:
@@ -127,7 +127,7 @@ def _numbers_of_rows(path: Path) -> Iterator[int]:
 
 
 def _limit(opened: sqlite3.Connection, path: Path) -> None:
-    """End each inquiry that takes more steps than a file of this size needs."""
+    """End each query that takes more steps than a file of this size needs."""
     left = [(most_unpacked(path.stat().st_size) + 10**7) // _STEPS]
 
     def look() -> bool:
@@ -169,13 +169,13 @@ def _read_row(row_of: Callable[[int], Any], ids: Sequence[int], index: int) -> A
 
 
 @own_sizes()
-def reach_trajectory(path: Path) -> OpenFile:
-    """Look into a trajectory of ASE; each thread of each process opens it once.
+def open_trajectory(path: Path) -> OpenFile:
+    """Open a trajectory of ASE; each thread of each process opens the file once.
 
     Raises:
-        ValueError: it declares more structures than it can hold.
+        ValueError: the file declares more structures than it can have.
     """
-    with path.open("rb") as file:  # the header of a trajectory, with the number of structures and where they are noted
+    with path.open("rb") as file:  # the header has the number of structures and the place of their table
         count, place = np.frombuffer(file.read(48)[32:].ljust(16, b"\0"), "<i8").tolist()
     if not 0 <= 8 * count <= path.stat().st_size - place:
         raise ValueError(f"it is cut off or damaged: it declares {count:,} structures")
@@ -189,7 +189,7 @@ def _read_step(path: Path, index: int) -> Any:
 
 
 def version(path: Path) -> tuple[int, ...]:
-    """Return what an open file is used for: this version of the file, in this process and thread."""
+    """Return a cache key for an open file: the version of the file, the process and the thread."""
     file = path.stat()
     return file.st_mtime_ns, file.st_size, os.getpid(), threading.get_ident()
 
@@ -202,10 +202,10 @@ def _trajectory(path: Path, *version: int) -> Any:
 
 
 def _array(shape: Any, dtype: str, data: Any) -> np.ndarray:
-    """Return the array that ASE writes in this form.
+    """Return an array from ASE's JSON form.
 
     Raises:
-        ValueError: it declares another size than it has numbers.
+        ValueError: the declared size does not match the numbers.
     """
     sizes = [shape] if isinstance(shape, int) else shape
     kind = np.dtype(dtype)

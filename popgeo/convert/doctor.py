@@ -1,4 +1,4 @@
-"""Faults of a set of structures that training would not report: units, signs, labels, cells, duplicates."""
+"""Faults of a set of structures that training does not report: units, signs, labels, cells, duplicates."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,28 +11,28 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import ConcatDataset, Dataset
 
-from popgeo.convert.atom_files import reach
-from popgeo.convert.energy_checks import Neighbors, add_energy_columns, compare_derivatives
+from popgeo.convert.atom_files import open_file
+from popgeo.convert.energy_checks import CloseStructures, add_energy_columns, compare_derivatives
 from popgeo.convert.key_values import Composition, composition_of
 from popgeo.convert.one_structure import COLUMNS, Bonds, measure, parts_of, shapes_of
 from popgeo.convert.open_file import OpenFile
 from popgeo.convert.structure_paths import files_of
 from popgeo.progress import progress
 
-# `asked` and `badness` are expressions of a table with one row per structure; the largest badness is the worst.
+# `asked` and `badness` are expressions on a table with one row per structure; the worst has the largest badness.
 _FAULTS = pd.read_csv(str(resources.files("popgeo.convert") / "faults.csv"), keep_default_na=False).set_index("what")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is probably wrong with some structures of a set.
+    """A probable fault of some structures of a set.
 
     Args:
         what: The name of the fault.
-        count: How many structures have it; pairs of structures, where the fault lies between two.
+        count: The number of structures with the fault, or of pairs of structures for a fault between two.
         worst: The worst value, with its unit.
-        where: The index of the structure that has it; of the first one if all are alike.
-        remedy: What to do, in one sentence.
+        where: The index of the structure with the worst value, or of the first structure if all are equal.
+        remedy: The remedy, in one sentence.
     """
 
     what: str
@@ -46,12 +46,12 @@ class Fault:
 
 
 class _File(Dataset[Any]):
-    """The structures of one file; a file that cannot be opened counts as one that cannot be read."""
+    """The structures of one file; a file that cannot be opened counts as one unreadable structure."""
 
     def __init__(self, path: Path, note: Callable[[int, Any], None] | None) -> None:
         self.path, self.note = path, note
         try:
-            self.file: OpenFile | ValueError = reach(path)
+            self.file: OpenFile | ValueError = open_file(path)
         except ValueError as error:
             self.file = error
 
@@ -65,21 +65,20 @@ class _File(Dataset[Any]):
             atoms = self.file.read(index)
             if self.note is not None:
                 self.note(index, atoms)
-        except Exception as error:  # what is damaged may break a reader of others in any way
+        except Exception as error:  # a damaged file may break a reader in any way
             raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
         return atoms
 
 
 def open_structures(path: str | Path, notes: Sequence[Callable[[int, Any], None]] | None = None) -> ConcatDataset[Any]:
-    """The structures of a file, or of all files in a folder, for `examine`: `read_atoms` refuses faulty ones.
+    """Return the structures of a file or of a folder for `examine`, including faulty structures.
 
     Args:
         path: The file or folder.
-        notes: For each file, a function that is called with the index of each structure that is read, and with the
-            structure.
+        notes: For each file, a function that is called with the index of each read structure, and with the structure.
 
     Raises:
-        ValueError: there is no such file, or the folder has none.
+        ValueError: the file does not exist, or the folder has no file of structures.
 
     Example:
         >>> examine(open_structures("nothing.xyz"))
@@ -98,19 +97,19 @@ def examine(
     cutoff: float | None = None,
     show: bool | None = None,
 ) -> list[Fault]:
-    """Faults of a set of structures, the most frequent first; the list is empty if there is no fault.
+    """Return the faults of a set of structures, the most frequent first; an empty list means no fault.
 
-    Each structure is read once and only its numbers are kept, so memory does not grow with the number of atoms.
+    Each structure is read once. Only its summary is kept, so memory does not grow with the number of atoms.
 
     Args:
-        structures: Graphs with `z` [num_atoms], `pos` in angstrom [num_atoms, 3] and, if they have them, `cell`
-            [1, 3, 3], `pbc` [1, 3], `energy` in eV, `forces` in eV/angstrom, `stress` in eV/angstrom^3; or `Atoms` of
-            ASE. A list, a `FlatStore`, or what `open_structures` returns.
-        keys: The names of energy, forces and stress, as `{"energy": "dft_energy"}`; None ignores one. A name that ends
-            with `energy`, `forces` or `stress` needs no key.
-        cutoff: The longest distance of a model that uses the nearest image only, in angstrom: cells thinner than two
-            cutoffs are reported.
-        show: Whether to show a progress bar; None means at a terminal and in notebooks.
+        structures: A list, a `FlatStore`, or the result of `open_structures`. Its items are `Atoms` of ASE, or graphs
+            with `z` [num_atoms], `pos` in angstrom [num_atoms, 3] and optionally `cell` [1, 3, 3], `pbc` [1, 3],
+            `energy` in eV, `forces` in eV/angstrom, `stress` in eV/angstrom^3.
+        keys: The names of energy, forces and stress, as `{"energy": "dft_energy"}`; the value None ignores a label. A
+            name that ends with `energy`, `forces` or `stress` needs no key.
+        cutoff: The cutoff of a model that uses the nearest image only, in angstrom. Cells thinner than two cutoffs are
+            then reported.
+        show: Whether to show a progress bar. Default: at a terminal and in notebooks.
 
     Raises:
         ValueError: no structure can be read.
@@ -127,38 +126,42 @@ def examine(
         with np.errstate(all="ignore"):
             read.add(index, structures, keys or {})
     if not read.index:
-        raise ValueError(f"None of {read.total} structures can be read: {read.said or 'the set is empty'}")
+        raise ValueError(f"None of {read.total} structures can be read: {read.first_error or 'the set is empty'}")
     table = read.table().assign(cutoff=cutoff or 0.0)
     counts = _counts(read.compositions)
     add_energy_columns(table, counts)
     _add_usual(table, read.bonds)
     _add_twins(table)
-    per_set = [*_of_elements(table, counts), *_of_labels(read.kinds), *compare_derivatives(read.neighbors.compare())]
+    per_set = [
+        *_faults_of_elements(table, counts),
+        *_faults_of_labels(read.kinds),
+        *compare_derivatives(read.neighbors.compare()),
+    ]
     per_set += [(what, count, worst, where) for (what, worst), (count, where) in read.noted.items()]
     found = {what: Fault(what, count, worst, where, _FAULTS.remedy[what]) for what, count, worst, where in per_set}
-    found |= {one.what: one for one in _of_rows(table)}
+    found |= {one.what: one for one in _faults_of_rows(table)}
     return sorted(found.values(), key=lambda one: -one.count)
 
 
 class _ReadStructures:
-    """What is kept of the structures that were read so far."""
+    """The summaries of the structures that were read."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.bonds, self.neighbors = total, Bonds(), Neighbors(total)
-        self.said = ""  # by the first structure that could not be read
+        self.total, self.bonds, self.neighbors = total, Bonds(), CloseStructures(total)
+        self.first_error = ""  # the error of the first unreadable structure
         self.index: list[int] = []
-        self.values = np.full((total, len(COLUMNS)), np.nan)  # a row per structure; what one does not have stays NaN
+        self.values = np.full((total, len(COLUMNS)), np.nan)  # a row per structure; missing values stay NaN
         self.compositions: dict[Composition, int] = {}
-        self.kinds: dict[tuple[Any, ...], list[int]] = {}  # labels with their shapes: how many, and the first
+        self.kinds: dict[tuple[Any, ...], list[int]] = {}  # shapes of labels: their number, and the first
         self.noted: dict[tuple[str, str], list[int]] = {}
 
     def add(self, index: int, structures: Any, keys: Mapping[str, str | None]) -> None:
         try:
             parts = parts_of(structures[index], keys)
             row = measure(parts, self.bonds)
-        except Exception as error:  # what is damaged may break a reader of others in any way
-            self.said = self.said or str(error) or repr(error)
-            _count(self.noted, ("structures that cannot be read", self.said), index)
+        except Exception as error:  # a damaged file may break a reader in any way
+            self.first_error = self.first_error or str(error) or repr(error)
+            _count(self.noted, ("structures that cannot be read", self.first_error), index)
             return
         row["composition"] = self.compositions.setdefault(composition_of(parts.z), len(self.compositions))
         self.values[len(self.index)] = [row.get(name, np.nan) for name in COLUMNS]
@@ -174,7 +177,7 @@ class _ReadStructures:
             self.neighbors.add(index, parts)
 
     def table(self) -> pd.DataFrame:
-        """One row per structure that was read."""
+        """Return a table with one row per structure that was read."""
         return pd.DataFrame(self.values[: len(self.index)], columns=COLUMNS).assign(index=self.index)
 
 
@@ -183,12 +186,12 @@ def _count(counts: dict[Any, list[int]], name: Any, index: int) -> None:
 
 
 def _counts(compositions: Mapping[Composition, int]) -> pd.DataFrame:
-    """Atoms of each element, a row per composition."""
+    """Return the number of atoms of each element, a row per composition."""
     return pd.DataFrame([dict(one) for one in compositions]).fillna(0).reindex(range(len(compositions)), fill_value=0)
 
 
 def _add_usual(table: pd.DataFrame, bonds: Bonds) -> None:
-    """What most of the set has; not by `median`, which warns of an empty column with pandas 2."""
+    """Add usual values of the set; `median` would warn about an empty column with pandas 2."""
     table["fractional"] = (table.in_unit_box == 1) & (table.bond < 0.7)
     many = table[(table.num_atoms > 1) | (table.pbc > 0)]
     table["usual_energy"] = table.energy.abs().quantile(0.5)
@@ -204,7 +207,7 @@ def _add_usual(table: pd.DataFrame, bonds: Bonds) -> None:
 
 
 def _add_twins(table: pd.DataFrame) -> None:
-    """Which structure of the same geometry comes first, and how much its energy or forces are different."""
+    """Add the first structure with the same geometry, and the difference of energies or forces."""
     prints = table[["composition", "pbc", "print0", "print1", "print2", "print3"]].to_numpy()
     order = np.lexsort(prints[:, [3, 1, 0]].T)
     twin, change, other = (np.full(len(table), one) for one in (np.nan, -1.0, False))
@@ -221,7 +224,7 @@ def _add_twins(table: pd.DataFrame) -> None:
     table["is_twin"], table["is_other_twin"] = np.isfinite(twin), other
 
 
-def _of_rows(table: pd.DataFrame) -> Iterator[Fault]:
+def _faults_of_rows(table: pd.DataFrame) -> Iterator[Fault]:
     for what, fault in _FAULTS[_FAULTS.asked != ""].iterrows():
         mask = table.eval(fault.asked, engine="python").to_numpy(bool)
         if mask.any():
@@ -230,7 +233,7 @@ def _of_rows(table: pd.DataFrame) -> Iterator[Fault]:
             yield Fault(str(what), int(mask.sum()), fault.worst.format(**worst), int(worst["index"]), fault.remedy)
 
 
-def _of_elements(table: pd.DataFrame, counts: pd.DataFrame) -> Iterator[tuple[str, int, str, int]]:
+def _faults_of_elements(table: pd.DataFrame, counts: pd.DataFrame) -> Iterator[tuple[str, int, str, int]]:
     composition = table.composition.astype(int).to_numpy()
     for number in counts:
         has = (counts[number].to_numpy() > 0)[composition]
@@ -239,10 +242,10 @@ def _of_elements(table: pd.DataFrame, counts: pd.DataFrame) -> Iterator[tuple[st
             yield "rare elements", int(has.sum()), f"atomic number {number}", int(table["index"][has.argmax()])
 
 
-def _of_labels(kinds: Mapping[tuple[Any, ...], list[int]]) -> Iterator[tuple[str, int, str, int]]:
+def _faults_of_labels(kinds: Mapping[tuple[Any, ...], list[int]]) -> Iterator[tuple[str, int, str, int]]:
     names = {name for _, shapes in kinds for name, _ in shapes}
     for name in sorted(names):
-        is_stress = name.lower().endswith(("stress", "virial", "virials"))  # no structure needs it without a cell
+        is_stress = name.lower().endswith(("stress", "virial", "virials"))  # structures without a cell do not need it
         known: list[Any] = [
             (dict(shapes).get(name), *at) for (repeats, shapes), at in kinds.items() if repeats or not is_stress
         ]

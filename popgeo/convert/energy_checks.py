@@ -1,4 +1,4 @@
-"""Whether energies suit compositions, and whether forces and stress are derivatives of them, with signs and units."""
+"""Checks that energies suit compositions, and that forces and stress are derivatives of energies."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import pandas as pd
 
 from popgeo.convert.one_structure import StructureParts
 
-# What multiplies an energy that is not in eV: hartree, rydberg, kcal/mol, kJ/mol, meV; the inverse ones; and a sign.
+# Ratios of an energy in a wrong unit to eV: hartree, rydberg, kcal/mol, kJ/mol, meV; their inverses; and a sign.
 _UNITS = np.array([1 / 27.2114, 1 / 13.6057, 23.0605, 96.4853, 1e3])
 _FACTORS = np.concatenate([_UNITS, 1 / _UNITS, [-1]])
 _OF_STRESS = "stress of the wrong sign", "stress in another unit"
@@ -15,11 +15,11 @@ _MOST_KEPT, _MOST_ATOMS = 1_000, 200_000
 
 
 def fit_elements(counts: np.ndarray, energy: np.ndarray) -> np.ndarray:
-    """Energies that least absolute deviations per atom give to elements, as sums per structure. [num_structures]
+    """Fit energies of elements by least absolute deviations per atom; return sums per structure, [num_structures].
 
     Args:
         counts: Atoms of each element. [num_structures, num_elements]
-        energy: In any unit. [num_structures]
+        energy: Energies in any unit. [num_structures]
 
     Example:
         >>> fit_elements(np.array([[1, 2], [2, 1], [1, 0]]), np.array([4.0, 5.0, 2.0])).round(3).tolist()
@@ -37,9 +37,9 @@ def fit_elements(counts: np.ndarray, energy: np.ndarray) -> np.ndarray:
 
 
 def add_energy_columns(table: pd.DataFrame, counts: pd.DataFrame) -> None:
-    """Adds what is expected of each energy, how far it is from it, and whether a unit explains that.
+    """Add the expected value of each energy, its residual, and whether a wrong unit explains the residual.
 
-    Expected is the median of the same composition, or the sum over elements if there are fewer than 5 of it.
+    The expected value is the median of the same composition, or the sum over elements for fewer than 5 structures.
     """
     table[["is_outlier", "is_unit", "is_constant", "is_intensive"]] = False
     valid = table.energy.notna() & (table.num_atoms > 0) & ((table.num_atoms > 1) | (table.pbc > 0))
@@ -52,7 +52,7 @@ def add_energy_columns(table: pd.DataFrame, counts: pd.DataFrame) -> None:
     per_kind = groups.quantile(interpolation="lower")
     matrix = counts.loc[per_kind.index.astype(int)].to_numpy(float)
     rank = np.linalg.matrix_rank(matrix)
-    is_known = len(per_kind) >= 2 * rank + 2  # enough for units; outliers need more
+    is_known = len(per_kind) >= 2 * rank + 2  # enough to find units; outliers need more structures
     fit = pd.Series(fit_elements(matrix, per_kind.to_numpy()) if is_known else np.nan, per_kind.index)
     widths_of_fit = 20 if len(per_kind) >= 10 + 3 * rank else np.inf
     fitted = one.composition.map(fit)
@@ -64,7 +64,7 @@ def add_energy_columns(table: pd.DataFrame, counts: pd.DataFrame) -> None:
         far = ((residual - residual.median()).abs() > widths * spread) & (residual.abs() > least)
         ratio = (one.energy / expected)[rows].to_numpy()
         near = (np.abs(ratio[:, None] / _FACTORS - 1) < 0.04).any(axis=1)
-        is_split = (near | (np.abs(ratio - 1) < 0.04)).sum() > 0.9 * len(near)  # into clusters, however large each is
+        is_split = (near | (np.abs(ratio - 1) < 0.04)).sum() > 0.9 * len(near)  # into clusters of any size
         unit = near & (far | (is_split & (residual.abs() > 0.1)))
         noted = residual.index[unit | (far & (rows.equals(many) | ~many[rows]))]
         table.loc[noted, ["expected", "residual"]] = np.stack([expected[noted], residual[noted]], axis=1)
@@ -74,7 +74,7 @@ def add_energy_columns(table: pd.DataFrame, counts: pd.DataFrame) -> None:
 
 
 def _add_kinds(table: pd.DataFrame, one: pd.DataFrame, counts: pd.DataFrame) -> None:
-    """Energies that do not depend on positions, or do not grow with the number of atoms."""
+    """Mark energies that do not depend on positions, or do not grow with the number of atoms."""
     varied = one.groupby("composition").print1.transform(np.ptp) > 1e-3
     same = one.groupby("composition").energy.transform(np.ptp) == 0
     is_one = len(one) >= 3 and np.ptp(one.energy) == 0 and (varied.any() or one.composition.nunique() > 1)
@@ -90,8 +90,8 @@ def _add_kinds(table: pd.DataFrame, one: pd.DataFrame, counts: pd.DataFrame) -> 
 
 
 def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int, str, int]]:
-    """Faults between close structures, see `Neighbors.compare`: what, how many pairs, how much, and where."""
-    # Between close structures: change = work of forces + work of stress, so both coefficients of a fit are 1.
+    """Yield faults between close structures, see `CloseStructures`: name, number of pairs, worst value, index."""
+    # For close structures, the change of energy is the work of forces plus the work of stress: both coefficients are 1.
     works = np.stack([pairs["work"], np.nan_to_num(pairs["strain_work"])], axis=1)
     known = np.isfinite(pairs["strain_work"]) & (np.abs(works).max(axis=1, initial=0) > pairs["noise"])
     columns = np.flatnonzero(np.abs(works[known]).max(axis=0, initial=0) > 1e-9)
@@ -112,8 +112,8 @@ def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int
                 explained > 0.95 and one > 30 and kept.sum() >= 12 and not 0.62 < slope < 1.6
             )
             if is_wrong:
-                said = f"energies change by {slope:.3g} times what follows from them"
-                yield names[2 * column + int(slope > 0)], int(kept.sum()), said, int(index.min())
+                text = f"energies change by {slope:.3g} times what follows from them"
+                yield names[2 * column + int(slope > 0)], int(kept.sum()), text, int(index.min())
         wrong = (error > 40 * np.median(error)) & (error > 0.5)
         if explained > 0.9 and wrong.any():
             where = int(np.bincount(np.append(index, other)[np.tile(wrong, 2)].astype(int)).argmax())
@@ -121,13 +121,18 @@ def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int
         close = step < 0.2
         if close.sum() >= 20 and 0 in columns:
             rank = np.argsort(np.argsort([change[close], works[close] @ np.sign(slopes)]))
-            alike = float(np.corrcoef(rank)[0, 1])  # type: ignore[index]
-            if abs(alike) < 0.5 and explained < 0.5:
-                yield "energies do not follow forces", int(close.sum()), f"correlation {alike:.2f}", int(index.min())
+            correlation = float(np.corrcoef(rank)[0, 1])  # type: ignore[index]
+            if abs(correlation) < 0.5 and explained < 0.5:
+                yield (
+                    "energies do not follow forces",
+                    int(close.sum()),
+                    f"correlation {correlation:.2f}",
+                    int(index.min()),
+                )
 
 
-class Neighbors:
-    """Keeps some structures in runs, and compares those that are close: energies change by -F dx + V sigma strain."""
+class CloseStructures:
+    """Some runs of structures, to compare close structures: energies change by -F dx + V sigma strain."""
 
     def __init__(self, num_structures: int) -> None:
         self.every, self.run = max(num_structures // 10, 1), max(_MOST_KEPT // 10, 1)
@@ -135,14 +140,14 @@ class Neighbors:
         self.room = _MOST_ATOMS
 
     def add(self, index: int, parts: StructureParts) -> None:
-        """Keeps a structure with forces or stress if it belongs to a run."""
+        """Keep a structure with forces or stress if it belongs to a run."""
         is_labelled = np.isfinite(parts.energy) and (parts.forces is not None or parts.stress is not None)
         if is_labelled and index % self.every < self.run and len(parts.z) <= self.room:
             self.room -= len(parts.z)
             self.kept.setdefault((parts.z.tobytes(), parts.pbc.tobytes()), []).append((index, parts))
 
     def compare(self) -> dict[str, np.ndarray]:
-        """Per pair: its indices, the energy's change, the work of forces and of stress, and the longest step."""
+        """Return for each pair its indices, change of energy, works of forces and stress, longest step and noise."""
         rows = [
             (group[one][0], group[other][0], *_works(group[one][1], group[other][1]))
             for group in self.kept.values()
@@ -153,7 +158,7 @@ class Neighbors:
 
 
 def _closest(group: list[StructureParts]) -> set[tuple[int, int]]:
-    """Each structure with the one that is nearest to it, in positions and cell."""
+    """Return pairs of each structure and its nearest structure, in positions and cell."""
     if len(group) < 2:
         return set()
     points = np.stack([np.concatenate([_aligned(one, group[0])[0], one.cell * len(one.z) ** 0.5]) for one in group])
@@ -165,7 +170,7 @@ def _closest(group: list[StructureParts]) -> set[tuple[int, int]]:
 
 
 def _aligned(one: StructureParts, other: StructureParts) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and forces of a structure turned and moved onto the other if nothing repeats, otherwise as they are."""
+    """Return positions and forces; a molecule is first rotated and moved onto the other structure."""
     forces = np.zeros_like(one.pos) if one.forces is None else one.forces
     if one.pbc.any():
         return one.pos, forces
@@ -176,7 +181,7 @@ def _aligned(one: StructureParts, other: StructureParts) -> tuple[np.ndarray, np
 
 
 def _works(one: StructureParts, other: StructureParts) -> tuple[float, ...]:
-    """See `Neighbors.compare`; both works by the trapezoidal rule."""
+    """Return a row of `CloseStructures.compare` without indices; both works use the trapezoidal rule."""
     (start, pull), (end, push), strain_work = _aligned(one, one), _aligned(other, one), 0.0
     if one.pbc.any() and (volume := abs(np.linalg.det(one.cell))) > 1e-6 and abs(np.linalg.det(other.cell)) > 1e-6:
         grown = np.linalg.solve(one.cell, other.cell)

@@ -1,4 +1,4 @@
-"""The HDF5 files of MACE: nothing is read from another file, and no more than the file can hold."""
+"""The HDF5 files of MACE, read without links to other files and within the size of the file."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -8,14 +8,14 @@ from typing import Any
 from popgeo.convert.open_file import OpenFile
 from popgeo.convert.packed_files import most_unpacked
 
-_OF_ATOM = 1 << 16  # bytes of a dataset, for each atom
+_BYTES_PER_ATOM = 1 << 16  # largest size of a dataset
 
 
-def reach_hdf5(path: Path) -> OpenFile:
-    """Look into what MACE's `preprocess_data` writes: a group for each structure, in groups of equally many.
+def open_hdf5(path: Path) -> OpenFile:
+    """Open a file of MACE's `preprocess_data`: batches of equal size, with a group per structure.
 
     Raises:
-        ValueError: it has other groups, one group twice, or a link to another file.
+        ValueError: the file has other groups, a group with two names, or a link to a different file.
     """
     import h5py
 
@@ -41,8 +41,8 @@ def _read(path: Path, size: int, index: int) -> Any:
         size_of_file = path.stat().st_size
         left = [most_unpacked(size_of_file), size_of_file]
         known, labels, weights = (_values(part, left, _own(group, "atomic_numbers").size) for part in parts)
-        units = {f"{name}_unit": said for part in parts[:2] for name in part
-                 for key, said in _attributes(_own(part, name)) if "unit" in key.lower()}  # fmt: skip
+        units = {f"{name}_unit": value for part in parts[:2] for name in part
+                 for key, value in _attributes(_own(part, name)) if "unit" in key.lower()}  # fmt: skip
     given = {name: known.pop(name, None) for name in ("positions", "cell", "pbc")}
     atoms = Atoms(known.pop("atomic_numbers"), **given)
     weights = {f"config_{name.lower()}_weight": value for name, value in weights.items() if name in labels}
@@ -51,11 +51,11 @@ def _read(path: Path, size: int, index: int) -> Any:
 
 
 def _own(group: Any, name: str) -> Any:
-    """Return what a group has under a name, if it lies in this file.
+    """Return the member of a group with this name, if it is in this file.
 
     Raises:
-        ValueError: it is a link, perhaps to another file.
-        KeyError: there is no such name.
+        ValueError: the member is a link, perhaps to a different file.
+        KeyError: the group has no such member.
     """
     import h5py
 
@@ -65,23 +65,23 @@ def _own(group: Any, name: str) -> Any:
 
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a group or dataset says of itself, but for lists of texts, which may all be one long text."""
+    """Yield the HDF5 attributes of a group or dataset, except lists of texts, which may expand a short file."""
     for name in owner.attrs:
-        said = owner.attrs.get_id(name)
-        if said.shape in ((), (1,)) or (said.shape is not None and not said.dtype.hasobject):
+        entry = owner.attrs.get_id(name)
+        if entry.shape in ((), (1,)) or (entry.shape is not None and not entry.dtype.hasobject):
             yield name, owner.attrs[name]
 
 
 def _values(group: Mapping[str, Any], left: list[int], num_atoms: int) -> dict[str, Any]:
-    """Return what the datasets of a group hold, without what is "None".
+    """Return the values of the datasets of a group, without the value "None".
 
     Args:
         group: The group.
-        left: How many bytes may be read, and how many of texts, which are never compressed; both are updated.
-        num_atoms: Atoms of the structure.
+        left: The remaining bytes to read, and the remaining bytes of texts; both are updated.
+        num_atoms: The number of atoms of the structure.
 
     Raises:
-        ValueError: one is stored elsewhere, or declares more than the file can hold.
+        ValueError: a dataset is outside of the file, or declares more bytes than the file can have.
     """
     import h5py
 
@@ -91,7 +91,7 @@ def _values(group: Mapping[str, Any], left: list[int], num_atoms: int) -> dict[s
             continue
         if one.external or one.is_virtual:
             raise ValueError(f"its {name!r} is stored in another file. Put the values into this file.")
-        if one.nbytes > min(max(num_atoms, 1) * _OF_ATOM, left[0]):
+        if one.nbytes > min(max(num_atoms, 1) * _BYTES_PER_ATOM, left[0]):
             raise ValueError(f"its {name!r} declares {one.nbytes:,} bytes for {num_atoms:,} atoms.")
         left[0] -= one.nbytes
         value = _texts(name, one, left) if one.dtype.hasobject else one[()]
@@ -102,10 +102,10 @@ def _values(group: Mapping[str, Any], left: list[int], num_atoms: int) -> dict[s
 
 
 def _texts(name: str, one: Any, left: list[int]) -> Any:
-    """Return texts of any length, each of which may lie at the place of another one in the file.
+    """Return texts of variable length; several texts may share one place in the file.
 
     Raises:
-        ValueError: they are longer than the file can hold, or something else than texts.
+        ValueError: the texts are longer than the file, or the values are not texts.
     """
     import h5py
     import numpy as np

@@ -1,15 +1,15 @@
-"""Entries of an LMDB, found without LMDB itself, which maps what a file says and ends the process if it is cut off."""
+"""A reader of the entries of an LMDB file. The library LMDB would end the process if the file is cut off."""
 
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-# As LMDB 0.9 writes them on a machine with words of 64 bits: a page starts with its number, two bytes of its
-# own, its flags, and where its free room begins and ends, or how many pages a long value has.
+# The format of LMDB 0.9 on a 64-bit machine. A page starts with its number, two private bytes, its flags, and the start
+# and the end of its free room, or the number of pages of a long value.
 _PAGE = struct.Struct("=QHHHH")
 _META = struct.Struct("=II16x48x" + "IHHQQQQQ" + "QQ")  # magic, version, ..., the main database, last page, transaction
-_NODE = struct.Struct("=HHHH")  # two halves of a size, or of a page's number; flags, or the rest of it; size of the key
+_NODE = struct.Struct("=HHHH")  # halves of a size or page number; flags, or more of the page number; size of the key
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 1, 2, 4, 8
 _BIG, _LONG_NUMBER = 1, struct.Struct("=Q")
@@ -17,10 +17,10 @@ _NOTHING, _DEEPEST = 2**64 - 1, 64
 
 
 def entries_of(path: Path) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the key of each entry, in order, and where its value lies: its first byte in the file and its length.
+    """Yield the key of each entry, in order, with the first byte and the length of its value in the file.
 
     Raises:
-        ValueError: the file is no LMDB, is cut off, or is damaged.
+        ValueError: the file is not an LMDB, is cut off, or is damaged.
     """
     with path.open("rb") as file:
         size = path.stat().st_size
@@ -33,7 +33,7 @@ def entries_of(path: Path) -> Iterator[tuple[bytes, int, int]]:
             if number in seen or level > min(depth, _DEEPEST):
                 raise ValueError(f"it is damaged: page {number} is reached twice")
             seen.add(number)
-            flags, nodes = _nodes(_read_page(file, size, page_bytes, number), number)
+            flags, nodes = _nodes(_exactly(file, size, number * page_bytes, page_bytes), number)
             if flags & _BRANCH:
                 left += [(low | high << 16 | top << 32, level + 1) for low, high, top, _, _ in reversed(nodes)]
                 continue
@@ -51,9 +51,9 @@ def entries_of(path: Path) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _newest(file: BinaryIO, size: int) -> tuple[int, int, int, int]:
-    """Return the bytes of a page, and the depth, entries and root of the newest state."""
+    """Return the size of a page, and the depth, number of entries and root of the newest state."""
     states, page_bytes = [], 0
-    for number in range(2):  # the second one lies a page behind the first one, which says how long a page is
+    for number in range(2):  # the second state is one page after the first, which has the size of a page
         data = _exactly(file, size, number * page_bytes, _PAGE.size + _META.size)
         flags = _PAGE.unpack_from(data)[2]
         magic, version, *main, _, transaction = _META.unpack_from(data, _PAGE.size)
@@ -71,7 +71,7 @@ def _newest(file: BinaryIO, size: int) -> tuple[int, int, int, int]:
 
 
 def _nodes(page: bytes, number: int) -> tuple[int, list[tuple[int, int, int, bytes, int]]]:
-    """Return the flags of a page, and of each node three numbers, the key, and where its value starts in the page."""
+    """Return the flags of a page, and for each node three numbers, the key, and the start of its value in the page."""
     itself, _, flags, lower, upper = _PAGE.unpack_from(page)
     if itself != number or flags not in (_BRANCH, _LEAF) or not _PAGE.size <= lower <= upper <= len(page):
         raise ValueError(f"it is damaged: page {number} is not a page of keys")
@@ -85,10 +85,6 @@ def _nodes(page: bytes, number: int) -> tuple[int, list[tuple[int, int, int, byt
             raise ValueError(f"it is damaged: a key lies beyond page {number}")
         nodes.append((*numbers, page[end - key_size : end], end))
     return flags, nodes
-
-
-def _read_page(file: BinaryIO, size: int, page_bytes: int, number: int) -> bytes:
-    return _exactly(file, size, number * page_bytes, page_bytes)
 
 
 def _exactly(file: BinaryIO, size: int, start: int, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Triples and events from files as people have them, with the names that their numbers represent."""
+"""Triples and events from text and Parquet files, with the names of nodes and relations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from torch_geometric.data import TemporalData
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class NamedTriples:
-    """The triples of a knowledge graph, and what entities and relations are called.
+    """The triples of a knowledge graph, with the names of entities and relations.
 
     Args:
-        triples: Head, relation and tail of each. int64 [num_triples, 3]
+        triples: Head, relation and tail of each triple. int64 [num_triples, 3]
         entities: The name of each entity.
         relations: The name of each relation.
     """
@@ -33,33 +33,33 @@ class NamedTriples:
 
 
 def read_triples(path: str | Path, like: NamedTriples | None = None, separator: str = "\t") -> NamedTriples:
-    """Reads triples from a text file, a head, a relation and a tail a line, numbered in the order of their names.
+    r"""Read triples from a text file with a head, a relation and a tail per line; numbers follow the order of names.
 
     Args:
         path: The file, which may be compressed.
-        like: Triples that were read before, such as the training triples, whose numbers these get.
-        separator: What stands between the columns.
+        like: Triples that were read before, such as the training triples; the same names get the same numbers.
+        separator: The text between columns.
 
     Raises:
-        ValueError: a line has other than three columns, or a name that `like` does not have.
+        ValueError: a line does not have three columns, or has a name that `like` does not have.
 
     Example:
         >>> import pathlib, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder, "family.tsv")
-        ...     _ = path.write_text("Ada\\tknows\\tBen\\nBen\\tknows\\tAda\\n")
+        ...     _ = path.write_text("Ada\tknows\tBen\nBen\tknows\tAda\n")
         ...     known = read_triples(path)
         >>> known, known.triples.tolist(), list(known.entities)
         (NamedTriples(2 of 2 entities, 1 relations), [[0, 0, 1], [1, 0, 0]], ['Ada', 'Ben'])
     """
-    # Names are taken as they stand: "NA" and "1.0" are names, and a quotation mark is one of its letters.
+    # Names are literal: "NA" and "1.0" are names, and a quotation mark is a letter.
     table = _table(path, sep=separator, header=None, dtype=str, keep_default_na=False, quoting=3)
     odd = (table.isna() | (table == "")).any(axis=1).to_numpy()
     if table.shape[1] != 3 or odd.any():
         what = f"{table.shape[1]} columns" if table.shape[1] != 3 else f"an empty name in line {odd.argmax() + 1}"
         raise ValueError(
-            f"{path} has {what}. Triples have a head, a relation and a tail, with {separator!r} between them; pass "
-            "separator= for another."
+            f"{path} has {what}. Triples have a head, a relation and a tail, with {separator!r} between them. Pass "
+            "separator= for a different separator."
         )
     ends = pd.concat([table[0], table[2]])
     entities = pd.Index(np.sort(ends.unique())) if like is None else like.entities
@@ -70,12 +70,12 @@ def read_triples(path: str | Path, like: NamedTriples | None = None, separator: 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class NamedEvents:
-    """Events in the order of time, and what their nodes are called.
+    """Events in the order of time, with the names of their nodes.
 
     Args:
         data: The events, as `FixedSizeEventLoader` takes them.
         sources: The name of each source.
-        destinations: The name of each destination; destination i is node `len(sources) + i` unless both are one set.
+        destinations: The name of each destination; destination i is node `len(sources) + i` if the graph is bipartite.
     """
 
     data: TemporalData
@@ -98,26 +98,26 @@ def read_events(
     sort: bool = False,
     like: NamedEvents | None = None,
 ) -> NamedEvents:
-    """Reads events from a CSV or Parquet file, an event a row.
+    r"""Read events from a CSV or Parquet file with an event per row.
 
     Args:
         path: The file; Parquet needs pyarrow (extra `stores`).
         source: The column of sources.
         destination: The column of destinations.
-        time: The column of times: whole numbers, or dates, which count in the unit of their column since 1970.
-        features: Columns of numbers, together `msg`.
-        bipartite: Whether sources and destinations are two kinds of nodes, such as users and items.
-        sort: Puts the events in the order of time; events of one time stay in the order of the file.
-        like: Events that were read before, whose numbers of nodes these get.
+        time: The column of times: whole numbers, or dates, which become numbers since 1970 in the unit of the column.
+        features: Columns of numbers, which become `msg`.
+        bipartite: Whether sources and destinations are two kinds of nodes, such as users and items. Default: True.
+        sort: Whether to sort the events by time; simultaneous events keep the order of the file.
+        like: Events that were read before; the same names get the same numbers.
 
     Raises:
-        ValueError: a column lacks or has gaps, times are not sorted or no whole numbers, or `like` lacks a name.
+        ValueError: a column is missing or has gaps, times are not sorted or not whole, or `like` lacks a name.
 
     Example:
         >>> import pathlib, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder, "visits.csv")
-        ...     _ = path.write_text("who,page,at\\nAda,home,3\\nBen,news,5\\n")
+        ...     _ = path.write_text("who,page,at\nAda,home,3\nBen,news,5\n")
         ...     visits = read_events(path, "who", "page", "at")
         >>> visits, visits.data.dst.tolist()
         (NamedEvents(2 of 2 sources, 2 destinations), [2, 3])
@@ -127,7 +127,7 @@ def read_events(
     if lacking := [name for name in (source, destination, time, *features) if name not in table.columns]:
         raise ValueError(f"{path} has no columns {lacking}; there are {list(table.columns)}.")
     columns = table[list(dict.fromkeys([time, *features]))]
-    numbers = columns.apply(pd.to_numeric, errors="coerce")  # a date that is missing becomes a number here
+    numbers = columns.apply(pd.to_numeric, errors="coerce")  # a missing date becomes a number here
     ends = table[[source, destination]]
     missing = columns.isna() | numbers.isna()
     largest = [np.finfo(np.float32 if name in features else np.float64).max for name in numbers]
@@ -160,16 +160,16 @@ def read_events(
 
 
 def _whole(path: Any, column: pd.Series) -> np.ndarray:
-    """Return times as int64, the one type whose differences and comparisons below are those of the numbers.
+    """Return times as int64, so that differences and comparisons are exact.
 
     Raises:
-        ValueError: a time is no whole number, or its type does not hold it exactly.
+        ValueError: a time is not a whole number, or its dtype does not store it exactly.
     """
     times = column.to_numpy()
     kind = times.dtype.kind
     if kind not in "iuf":
         raise ValueError(f"Column {column.name!r} of {path} is {column.dtype}; times are whole numbers.")
-    largest = 2.0 ** (np.finfo(times.dtype).nmant + 1 if kind == "f" else 63)  # floats hold no larger number exactly
+    largest = 2.0 ** (np.finfo(times.dtype).nmant + 1 if kind == "f" else 63)  # larger floats are not exact
     broken = times[(times != np.floor(times)) | (np.abs(times) >= largest)] if kind == "f" else times[times > 2**63 - 1]
     if len(broken):
         raise ValueError(
@@ -196,11 +196,11 @@ def refuse_broken_lines(path: str | Path, table: pd.DataFrame) -> None:
 
 
 def _table(path: str | Path, **options: Any) -> pd.DataFrame:
-    """The table of a file of text, or of Parquet."""
+    """Read the table of a text file or of a Parquet file."""
     try:
         is_parquet = str(path).endswith(".parquet")
         table = pd.read_parquet(path) if is_parquet else pd.read_csv(path, **options)
-    except (ValueError, EOFError) as error:  # such as pandas' own for an empty file, and the codec's
+    except (ValueError, EOFError) as error:  # for example an empty file, or a wrong encoding
         raise ValueError(f"{path} cannot be read: {str(error).strip()}. A table is text in UTF-8.") from error
     if not is_parquet:
         refuse_broken_lines(path, table)
@@ -208,9 +208,9 @@ def _table(path: str | Path, **options: Any) -> pd.DataFrame:
 
 
 def _numbers(path: Any, column: pd.Series, names: pd.Index) -> np.ndarray:
-    """The number of each name. int64 [number of rows]"""
+    """Return the number of each name, int64 [number of rows]."""
     found = names.get_indexer(pd.Index(column))
     if (found < 0).any():
         row = int((found < 0).argmax())
-        raise ValueError(f"{path} names {column.iloc[row]!r}, which the vocabulary does not have. Leave its rows out.")
+        raise ValueError(f"{path} names {column.iloc[row]!r}, which the vocabulary does not have. Leave out its rows.")
     return found.astype(np.int64)

@@ -1,14 +1,13 @@
-"""One structure of atoms in some forty numbers, from which `popgeo.convert.doctor` finds faults of a whole set."""
+"""A summary of one structure in about forty numbers; `popgeo.convert.doctor` finds the faults of a set from them."""
 
 from collections.abc import Mapping
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.data import Data
 
+from popgeo.convert.periodic_pairs import tree_pairs
 from popgeo.elements import RADII
 
 NEAR = 6.0  # angstrom; every bond and every distance in a metal is shorter
@@ -19,7 +18,7 @@ _ENDINGS = {
     "virial": ("virial", "virials"),
 }
 _NOT_LABELS = {"numbers", "positions", "z", "pos", "cell", "pbc", "tags", "momenta", "masses", "initial_magmoms"}
-_NAMES = (  # of a row's numbers; what a structure does not have is absent
+_NAMES = (  # of the numbers of a row; missing values are absent
     "num_atoms energy pbc lowest_z highest_z constrained finite volume handed shape has_cell has_images height outside "
     "extent vacuum filled isolated shortest relative first second bond in_unit_box print0 print1 print2 print3 "
     "lowest_energy stress work asymmetry largest_force rms_force net_force zero_forces all_zero restoring stiffness "
@@ -30,7 +29,7 @@ _NOBLE = (0, 2, 10, 18, 36, 54, 86)
 
 
 class StructureParts(NamedTuple):
-    """A structure in float64: lengths in angstrom, labels as the file says them, None for an absent label."""
+    """A structure in float64: lengths in angstrom, labels with the units of the file, None for an absent label."""
 
     z: np.ndarray
     pos: np.ndarray
@@ -38,15 +37,15 @@ class StructureParts(NamedTuple):
     pbc: np.ndarray
     labels: dict[str, np.ndarray]
     energy: float
-    resolution: float  # of the energy, in eV
+    resolution: float  # spacing of floating-point numbers at the energy, in eV
     forces: np.ndarray | None
     stress: np.ndarray | None
     is_constrained: bool = False
-    misshapen: tuple[str, ...] = ()  # labels that should be energy, forces or stress but have another size
+    misshapen: tuple[str, ...] = ()  # labels called energy, forces or stress with a wrong size
 
 
 class Bonds:
-    """Running means of the length of a bond, per pair of elements; sums over bonds of C, N and O with H."""
+    """Running means of bond lengths per pair of elements, and sums over bonds of hydrogen with C, N and O."""
 
     def __init__(self) -> None:
         self.count, self.total = np.zeros((2, 128 * 128))
@@ -54,28 +53,28 @@ class Bonds:
 
 
 def parts_of(structure: Any, keys: Mapping[str, str | None]) -> StructureParts:
-    """Takes a graph, or an `Atoms` of ASE, apart. A label that has an impossible shape is absent, but in `labels`."""
+    """Return the parts of a graph or of ASE's `Atoms`; a label of impossible shape appears only in `labels`."""
     if isinstance(structure, Data):
-        said = {name: one.numpy() for name, one in structure.to_dict().items() if isinstance(one, Tensor)}
-        z, pos, constraints = said["z"].reshape(-1), said["pos"], ()
-        cell = np.asarray(said.get("cell", np.zeros((3, 3))), dtype=np.float64).reshape(3, 3)
-        pbc = np.asarray(said.get("pbc", np.full(3, bool(cell.any())))).reshape(3)
-        said = {name: one for name, one in said.items() if not name.startswith(("edge", "face"))}
+        by_key = {name: one.numpy() for name, one in structure.to_dict().items() if isinstance(one, Tensor)}
+        z, pos, constraints = by_key["z"].reshape(-1), by_key["pos"], ()
+        cell = np.asarray(by_key.get("cell", np.zeros((3, 3))), dtype=np.float64).reshape(3, 3)
+        pbc = np.asarray(by_key.get("pbc", np.full(3, bool(cell.any())))).reshape(3)
+        by_key = {name: one for name, one in by_key.items() if not name.startswith(("edge", "face"))}
     else:
         results = {} if structure.calc is None else structure.calc.results
         z, pos, cell, pbc = structure.numbers, structure.positions, structure.cell.array, structure.pbc
-        said, constraints = {**structure.info, **structure.arrays, **results}, structure.constraints
-    arrays = {name: np.asarray(one) for name, one in said.items() if name not in _NOT_LABELS and one is not None}
+        by_key, constraints = {**structure.info, **structure.arrays, **results}, structure.constraints
+    arrays = {name: np.asarray(one) for name, one in by_key.items() if name not in _NOT_LABELS and one is not None}
     labels = {name: one for name, one in arrays.items() if one.dtype.kind in "iubf"}
     misshapen = []
 
     def of(name: str, *sizes: int) -> np.ndarray | None:
         ending = [one for one in labels if one.lower().endswith(_ENDINGS[name]) and "free" not in one.lower()]
-        called = keys.get(name) or min(ending, key=lambda one: (len(one), one), default="")
-        if called not in labels or keys.get(name, "") is None:
+        key = keys.get(name) or min(ending, key=lambda one: (len(one), one), default="")
+        if key not in labels or keys.get(name, "") is None:
             return None
-        found = labels[called].reshape(-1)
-        misshapen.extend([called] * (found.size not in sizes))
+        found = labels[key].reshape(-1)
+        misshapen.extend([key] * (found.size not in sizes))
         return found if found.size in sizes and np.isfinite(found).all() else None
 
     energy, forces, stress, virial = of("energy", 1), of("forces", 3 * len(z)), of("stress", 6, 9), of("virial", 6, 9)
@@ -94,23 +93,24 @@ def parts_of(structure: Any, keys: Mapping[str, str | None]) -> StructureParts:
 
 
 def shapes_of(label: np.ndarray, num_atoms: int) -> frozenset[tuple[Any, ...]]:
-    """Every way to read the shape of a label: one per atom, or one per structure."""
+    """Return the possible meanings of a label's shape: one value per atom, or one per structure."""
     shape = label.shape
     whole = shape[1:] if shape[:1] == (1,) else shape
     return frozenset({whole, ("per atom", *shape[1:])} if shape[:1] == (num_atoms,) else {whole})
 
 
 def measure(parts: StructureParts, bonds: Bonds) -> dict[str, Any]:
-    """The numbers of one structure; `bonds` is updated."""
+    """Return the numbers of one structure, and update `bonds`."""
     z, pos, cell, pbc = parts.z, parts.pos, parts.cell, parts.pbc
     row: dict[str, Any] = {"num_atoms": len(z), "energy": parts.energy, "pbc": int(pbc @ [1, 2, 4])}
     row |= {"lowest_z": z.min(initial=1), "highest_z": z.max(initial=1), "constrained": parts.is_constrained}
     row["finite"] = bool(len(z) and np.isfinite(pos).all() and np.isfinite(cell).all())
     if not row["finite"]:
         return row
-    full, frac, heights = _measure_cell(parts, row)
+    full = _measure_cell(parts, row)
     radii = np.array(RADII)[np.clip(z, 0, len(RADII) - 1)]
-    first, second, apart, distance = _pairs(pos, full, frac, heights, pbc & (row["has_images"] > 0))
+    repeats = pbc & (row["has_images"] > 0)
+    first, second, _, apart, distance = tree_pairs(pos, full, repeats, NEAR, is_limited=True)
     ratio = distance / (radii[first] + radii[second])
     nearest, relative = np.full(len(z), np.inf), np.full(len(z), np.inf)
     np.minimum.at(nearest, first, distance)
@@ -123,7 +123,7 @@ def measure(parts: StructureParts, bonds: Bonds) -> dict[str, Any]:
         row["bond"] = np.median(bonded) if len(bonded) > len(z) / 2 else np.nan
     row["in_unit_box"] = len(z) > 1 and pos.min() > -0.05 and pos.max() < 1.05 and bool(cell.any())
     _add_prints(parts, row, first, second, distance)
-    row["lowest_energy"] = -31.0 * (np.clip(z, 0, 118) ** (7 / 3)).sum()  # 1.5 times Thomas and Fermi's
+    row["lowest_energy"] = -31.0 * (np.clip(z, 0, 118) ** (7 / 3)).sum()  # 1.5 times the Thomas-Fermi energy
     if parts.stress is not None:
         largest = np.abs(parts.stress).max()
         row |= {"stress": largest, "work": largest * row["volume"] / len(z)}
@@ -136,15 +136,15 @@ def measure(parts: StructureParts, bonds: Bonds) -> dict[str, Any]:
             weight = (1 - distance / NEAR) ** 2 * (z[second] + 1.0) / np.maximum(distance, 1e-9)
             lean = np.zeros((len(z), 3))
             np.add.at(lean, first, weight[:, None] * apart)
-            wrong = zero & (np.linalg.norm(lean, axis=1) > 1e-2)  # elsewhere the symmetry makes a force zero
+            wrong = zero & (np.linalg.norm(lean, axis=1) > 1e-2)  # other zero forces follow from symmetry
             row |= {"zero_forces": np.count_nonzero(wrong), "all_zero": bool(zero.all() and wrong.any())}
         is_bond = (first < second) & (ratio < 1.25) & (ratio > 0.5)
         _add_stiffness(row, z, parts.forces, first[is_bond], second[is_bond], apart[is_bond], distance[is_bond], bonds)
     return row
 
 
-def _measure_cell(parts: StructureParts, row: dict[str, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The cell with vectors of its own for all directions, positions in it, and its thickness in each direction."""
+def _measure_cell(parts: StructureParts, row: dict[str, float]) -> np.ndarray:
+    """Add the numbers of the cell, and return the cell completed to three independent vectors."""
     cell, pbc, lengths = parts.cell, parts.pbc, np.linalg.norm(parts.cell, axis=1)
     there = lengths > 1e-6
     shape = abs(np.linalg.det(cell)) / max(lengths.prod(), 1e-12)
@@ -166,50 +166,27 @@ def _measure_cell(parts: StructureParts, row: dict[str, float]) -> tuple[np.ndar
         gaps = np.vstack([np.diff(ordered, axis=0), ordered[:1] + 1 - ordered[-1:]]).max(axis=0) * heights
         row["vacuum"] = gaps[pbc].max(initial=0)
         row["filled"] = bool(pbc.any() and (gaps[~pbc] < 4).any())
-    return full, frac, heights
-
-
-def _pairs(
-    pos: np.ndarray, full: np.ndarray, frac: np.ndarray, heights: np.ndarray, repeats: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """Ordered pairs of atoms within `NEAR`, images included: atom, neighbor, vector to it, distance."""
-    images, owner = pos, np.arange(len(pos))
-    if repeats.any():
-        frac = frac - np.floor(frac) * repeats
-        reach = np.where(repeats, NEAR / heights, 0)
-        most = np.clip((1e6 / len(pos)) ** (1 / 3) / 2, 1, 6)
-        steps = np.minimum(np.ceil(reach), most).astype(int)
-        shifts = np.array(list(product(*(range(-many, many + 1) for many in steps))))
-        moved = frac + shifts[:, None]
-        kept = ((moved >= -reach) & (moved <= 1 + reach) | ~repeats).all(axis=2)
-        pos, images, owner = frac @ full, moved[kept] @ full, np.nonzero(kept)[1]
-    trees = [cKDTree(points, compact_nodes=False, balanced_tree=False) for points in (pos, images)]
-    density = len(images) / np.maximum(np.ptp(images, axis=0), 1).prod()
-    near = NEAR if len(images) < 2_000 else min(NEAR, (120 / density) ** (1 / 3))  # some 500 neighbors at most
-    found = trees[0].sparse_distance_matrix(trees[1], near, output_type="ndarray")
-    first, second, distance = found["i"], owner[found["j"]], found["v"]
-    other = (first != second) | (distance > 1e-6)
-    return first[other], second[other], (images[found["j"]] - pos[first])[other], distance[other]
+    return full
 
 
 def _add_prints(
     parts: StructureParts, row: dict[str, float], first: np.ndarray, second: np.ndarray, apart: np.ndarray
 ) -> None:
-    """Four numbers that do not change when atoms are moved together, turned, wrapped or listed in another order."""
+    """Add four numbers that are invariant under translation, rotation, wrapping and reordering of atoms."""
     kind = np.sqrt(parts.z + 1.37)
     weight = kind[first] * kind[second] * (1 - (apart / NEAR) ** 2) ** 3
     centred = parts.pos - parts.pos.mean(axis=0)
     row["print0"] = row["volume"] if parts.pbc.any() else (kind * (centred**2).sum(axis=1)).sum()
     for k in (1, 2, 3):
         around = np.bincount(first, weight * np.cos(k * apart), len(kind)) / kind
-        row[f"print{k}"] = (kind * (around + 1) ** 2).sum()  # squared, for sums of pairs are alike in alloys
+        row[f"print{k}"] = (kind * (around + 1) ** 2).sum()  # squared, because sums over pairs hardly differ in alloys
 
 
 def _add_stiffness(
     row: dict[str, float], z: np.ndarray, forces: np.ndarray, first: np.ndarray, second: np.ndarray, apart: np.ndarray,
     distance: np.ndarray, bonds: Bonds,
 ) -> None:  # fmt: skip
-    """How forces answer when bonds are longer than usual: forces pull them together, gradients push."""
+    """Add the response of forces to bonds that are longer than usual: forces shorten them, gradients lengthen them."""
     low, high = np.minimum(z[first], z[second]), np.maximum(z[first], z[second])
     kind = np.clip(low, 0, 127) * 128 + np.clip(high, 0, 127)
     np.add.at(bonds.count, kind, 1.0)

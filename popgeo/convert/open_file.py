@@ -1,11 +1,11 @@
-"""What is known of a file of structures after a look into it."""
+"""An opened file of structures."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 
 class OpenFile(NamedTuple):
-    """How many structures a file has, what reads one of them as an `Atoms` of ASE, and what is said of the file."""
+    """A file with its number of structures, a function that reads one as ASE's `Atoms`, and the file's metadata."""
 
     num_structures: int
     read: Callable[[int], Any]

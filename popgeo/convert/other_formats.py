@@ -1,4 +1,4 @@
-"""Files that ASE reads for popgeo, and molecules of SDF: nothing is taken that the format of a file cannot hold."""
+"""Files in formats of ASE, without properties that a format does not have, and molecules of SDF."""
 
 import csv
 import re
@@ -9,14 +9,14 @@ from typing import IO, Any
 import numpy as np
 
 with Path(__file__).with_suffix(".csv").open(newline="", encoding="utf-8") as _file:
-    # A file is refused if the pattern is found in more than `most` places; an empty pattern refuses the format.
+    # A file with more than `most` matches of the pattern raises an error; with an empty pattern, every file does.
     _RULES = list(csv.DictReader(_file))
-_OF_GUESS = 0.0125  # how far a mass may be from the mass of an element
+_MASS_TOLERANCE = 0.0125  # largest distance of a mass from the mass of an element
 _END_OF_MOLECULE = b"$$$$"
 
 
 def format_of(path: Path, opened: IO[bytes]) -> str:
-    """Return the name of a file's format in ASE, which does not tell data files of LAMMPS by their content."""
+    """Return ASE's name of the format of a file; ASE does not recognize data files of LAMMPS by their content."""
     from ase.io.formats import filetype
 
     head = opened.read(4096)
@@ -25,16 +25,16 @@ def format_of(path: Path, opened: IO[bytes]) -> str:
 
 
 def read_other(path: Path, kind: str, opened: IO[bytes]) -> list[Any]:
-    """Return the structures of a file that ASE reads, as `Atoms`.
+    """Read the structures of a file with ASE, as `Atoms`.
 
     Args:
         path: The file.
-        kind: The name of its format in ASE.
-        opened: The file, unpacked.
+        kind: ASE's name of the format.
+        opened: The unpacked file.
 
     Raises:
-        ValueError: the format lacks elements, periodicity or a sign of where structures end, so that ASE's reader
-            would make it up; or an atom is on a place only partly.
+        ValueError: the format lacks elements, periodicity or ends of structures, so ASE's reader would guess them; or
+            an atom occupies its place only partly.
     """
     import ase.io
 
@@ -55,7 +55,7 @@ def read_other(path: Path, kind: str, opened: IO[bytes]) -> list[Any]:
         if not len(atoms):
             raise ValueError(f"ASE reads it as {kind} and finds no atoms in structure {index}.")
     results = [one.calc.results for one in structures if one.calc is not None]
-    for name in ("energy", "free_energy"):  # the reader of LAMMPS dumps gives each structure the energy 0
+    for name in ("energy", "free_energy"):  # ASE's reader of LAMMPS dumps sets the energy 0 in each structure
         if not any(one.get(name) for one in results):
             for one in results:
                 one.pop(name, None)
@@ -63,18 +63,18 @@ def read_other(path: Path, kind: str, opened: IO[bytes]) -> list[Any]:
 
 
 def _occupancies(atoms: Any) -> Iterator[float]:
-    """Yield which share of its place each atom has, as far as the file says it."""
-    for shares in atoms.info.get("occupancy", {}).values():  # of a CIF: for each kind of place, its elements
+    """Yield the occupancy of each place, if the file states it."""
+    for shares in atoms.info.get("occupancy", {}).values():  # CIF: the elements of each kind of place
         yield from shares.values()
-    for share in atoms.arrays.get("occupancy", ()):  # of a PDB, None if it is not stated
+    for share in atoms.arrays.get("occupancy", ()):  # PDB: None if not stated
         yield 1.0 if share is None else share
 
 
 def _require_masses_of_elements(text: str) -> None:
-    """Check that masses in a dump without elements are those of elements, from which ASE takes the nearest one.
+    """Check that masses in a dump without elements are masses of elements; ASE takes the nearest element.
 
     Raises:
-        ValueError: a mass belongs to no element, as of a group of atoms.
+        ValueError: a mass belongs to no element, for example the mass of a group of atoms.
     """
     from ase.data import atomic_masses
 
@@ -83,26 +83,26 @@ def _require_masses_of_elements(text: str) -> None:
         columns = head.split()[1:]
         if head.startswith("ATOMS") and "element" not in columns:
             for mass in {float(row.split()[columns.index("mass")]) for row in rows if row.strip()}:
-                if np.abs(atomic_masses[1:] - mass).min() > _OF_GUESS:
+                if np.abs(atomic_masses[1:] - mass).min() > _MASS_TOLERANCE:
                     raise ValueError(f"it has atoms of mass {mass:g}, which is no element's. Write `element`.")
 
 
 def molecule_starts(file: IO[bytes]) -> list[int]:
-    """Return the places in an SDF where a molecule begins, and the place where the last one ends."""
+    """Return the start of each molecule of an SDF, and the end of the last molecule."""
     starts, is_open = [0], False
     with file:
         while line := file.readline():
             is_end = line.startswith(_END_OF_MOLECULE)
             is_open = not is_end and (is_open or bool(line.strip()))
             starts += [file.tell()] * is_end
-        return starts + [file.tell()] * is_open  # the last molecule needs no end
+        return starts + [file.tell()] * is_open  # the last molecule needs no end mark
 
 
 def molecule_of(record: str) -> Any:
-    """Return a molecule of an SDF or Molfile, V2000 or V3000, as `Atoms`; ASE's reader knows the first of V2000 only.
+    """Return a molecule of an SDF or Molfile, V2000 or V3000, as `Atoms`; ASE reads only the first in V2000.
 
     Raises:
-        ValueError: the record is damaged, is a drawing without depth, or has something else than elements.
+        ValueError: the record is damaged, is a flat drawing, or has symbols that are not elements.
     """
     from ase import Atoms
 
@@ -123,5 +123,5 @@ def molecule_of(record: str) -> Any:
         raise ValueError(f"it declares {count} atoms and has {len(rows)}")
     try:
         return Atoms([row[3] for row in rows], [[float(number) for number in row[:3]] for row in rows])
-    except KeyError as error:  # of a symbol
+    except KeyError as error:  # an unknown symbol
         raise ValueError(f"{error} is not the symbol of an element") from error

@@ -1,62 +1,65 @@
-"""Compressed files: none is unpacked beyond a hundred times its size, nor with a dictionary that no packer makes."""
+"""Compressed files, unpacked to at most a hundred times their size and with a dictionary of usual size."""
 
 import bz2
 import gzip
 import io
 import lzma
 import zipfile
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 _RATIO, _LEAST = 100, 1 << 16
 _PART = 1 << 20
-_DICTIONARY = 1 << 27  # bytes that unpacking may need; `xz -9` needs half as many
+_DICTIONARY = 1 << 27  # largest dictionary in bytes; `xz -9` needs half of it
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _REFUSED = {".tar", ".tgz", ".7z", ".rar", ".lz4", ".br", ".z", ".lzma"}
 
 
 def most_unpacked(size: int) -> int:
-    """Return to how many bytes something of this size may be unpacked."""
+    """Return the largest allowed number of unpacked bytes for a packed size."""
     return _RATIO * max(size, _LEAST)
 
 
-def require_unpacked(path: Path) -> None:
-    """Unpack a compressed file once without keeping it, as far as its size allows.
+def unpacked_parts(path: Path) -> Iterator[bytes]:
+    """Yield the unpacked content of a compressed file in parts.
 
     Raises:
-        ValueError: it unpacks to more than a hundred times its size, or asks for too much memory.
+        ValueError: the unpacked size is more than a hundred times the size, or unpacking needs too much memory.
     """
-    kind = path.suffix.lower()
-    if kind in PACKED:
-        with path.open("rb") as packed, _parts_of(kind, packed) as file:
-            left = most_unpacked(path.stat().st_size)
-            while part := file.read(_PART):
-                if (left := left - len(part)) < 0:
-                    raise ValueError(
-                        "it unpacks to more than a hundred times its size; unpack it yourself if you trust it"
-                    )
+    left = most_unpacked(path.stat().st_size)
+    with _opened(path) as file:
+        while part := file.read(_PART):
+            if (left := left - len(part)) < 0:
+                raise ValueError("it unpacks to more than a hundred times its size; unpack it yourself if you trust it")
+            yield part
+
+
+def require_unpacked(path: Path) -> None:
+    """Check a file that may be compressed by unpacking it once, see `unpacked_parts`."""
+    if path.suffix.lower() in PACKED:
+        deque(unpacked_parts(path), maxlen=0)
 
 
 def open_unpacked(path: Path) -> IO[bytes]:
-    """Open a file that may be compressed by gzip, bzip2, xz, zip (one file in it) or zstd, as what it unpacks to.
+    """Open the unpacked content of a file that may be compressed by gzip, bzip2, xz, zip (with one file) or zstd.
 
     Raises:
-        ValueError: it unpacks to more than a hundred times its size, or is an archive of another kind.
+        ValueError: the unpacked size is more than a hundred times the size, or the file is a different kind of archive.
     """
     kind = path.suffix.lower()
     if kind in _REFUSED:
         raise ValueError(f"a file that ends in {kind} is not unpacked. Unpack it, or compress it by gzip.")
-    if kind == ".zip":
-        return io.BytesIO(_only_entry(path))
-    if kind == ".zst":
-        return io.BytesIO(_of_zstd(path))
+    if kind in (".zip", ".zst"):
+        return io.BytesIO(b"".join(unpacked_parts(path)))
     require_unpacked(path)
     return PACKED.get(kind, open)(path, "rb")
 
 
 class _XZ(io.RawIOBase):
-    """What an .xz file unpacks to, which is refused if it asks for a large dictionary."""
+    """The unpacked content of an .xz file; a file that needs a large dictionary raises an error."""
 
     def __init__(self, packed: IO[bytes]) -> None:
         self._parts = self._unpack(packed)
@@ -74,42 +77,33 @@ class _XZ(io.RawIOBase):
             data = unpacking.unused_data
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next part that is not empty, of any size."""
+        """Return the next non-empty part, of any size."""
         try:
             return next(filter(None, self._parts), b"")
         except lzma.LZMAError as error:
             if "limit" in str(error):
-                raise ValueError(f"it needs more than {_DICTIONARY:,} bytes to be unpacked. Unpack it.") from error
+                raise ValueError(f"it needs a dictionary of over {_DICTIONARY:,} bytes. Unpack it yourself.") from error
             raise
 
 
-def _parts_of(kind: str, packed: IO[bytes]) -> Any:
-    return _XZ(packed) if kind == ".xz" else PACKED[kind](packed, "rb")
-
-
-def _only_entry(path: Path) -> bytes:
-    with zipfile.ZipFile(path) as archive:
-        if len(entries := [one for one in archive.infolist() if not one.is_dir()]) != 1:
-            raise ValueError(f"it holds {len(entries)} files. Put one file into it.")
-        with archive.open(entries[0]) as file:
-            return _limited(file, path)
-
-
-def _of_zstd(path: Path) -> bytes:
-    try:
-        from compression import zstd  # since Python 3.14
-
-        with zstd.open(path, "rb") as file:
-            return _limited(file, path)
-    except ImportError:
-        import zstandard
-
-        with zstandard.open(path, "rb") as file:
-            return _limited(file, path)
-
-
-def _limited(file: IO[bytes], path: Path) -> bytes:
-    found = file.read((most := most_unpacked(path.stat().st_size)) + 1)
-    if len(found) > most:
-        raise ValueError("it unpacks to more than a hundred times its size; unpack it yourself if you trust it")
-    return found
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open the unpacked content of a compressed file."""
+    kind = path.suffix.lower()
+    with ExitStack() as opened:
+        packed = opened.enter_context(path.open("rb"))
+        if kind == ".xz":
+            yield _XZ(packed)
+        elif kind == ".zip":
+            archive = opened.enter_context(zipfile.ZipFile(packed))
+            if len(entries := [one for one in archive.infolist() if not one.is_dir()]) != 1:
+                raise ValueError(f"it holds {len(entries)} files. Put one file into it.")
+            yield opened.enter_context(archive.open(entries[0]))
+        elif kind == ".zst":
+            try:
+                from compression import zstd  # since Python 3.14
+            except ImportError:
+                import zstandard as zstd
+            yield opened.enter_context(zstd.open(packed, "rb"))
+        else:
+            yield opened.enter_context(PACKED[kind](packed, "rb"))

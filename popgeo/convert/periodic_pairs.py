@@ -1,37 +1,38 @@
-"""What models are given of structures: pairs of atoms within a cutoff, known elements, positions that float32 holds."""
+"""Inputs of models from structures: pairs of atoms within a cutoff, known elements, positions near the origin."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 _FARTHEST = 1e6  # angstrom
-_MOST_CUTOFFS, _MOST_CELLS = 2_000, 100_000  # in a row, and in all: see `_is_wide`
-_MOST_ATOMS_BY_ALL_PAIRS = 4_096
+_MOST_CUTOFFS, _MOST_CELLS = 2_000, 100_000  # along one direction, and in total: see `_is_wide`
 _MOST_PAIRS = 50_000_000
 _LAST_ELEMENT = 118
-_FAR = 64.0  # angstrom from the origin, beyond which float32 rounds more than 4e-6 angstrom
+_FAR = 64.0  # angstrom from the origin; farther away float32 rounds more than 4e-6 angstrom
 
 
 def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[Tensor, Tensor]:
-    """All ordered pairs of atoms within a cutoff, images in periodic directions included.
+    """Return all ordered pairs of atoms within a cutoff, images in periodic directions included.
 
     Args:
         pos: Positions (angstrom). [num_atoms, 3]
         cell: Rows are the vectors of the cell (angstrom). [3, 3]
-        pbc: Which of them repeat. [3]
-        cutoff: Longest distance (angstrom).
+        pbc: True for periodic directions. [3]
+        cutoff: Largest distance (angstrom).
 
     Returns:
-        `edge_index` [2, num_edges], sorted by destination, and `edge_shift` (angstrom) [num_edges, 3]: the image of the
-        source atom is at `pos[source] + edge_shift`, so an edge is as long as
+        `edge_index` [2, num_edges], sorted by destination, and `edge_shift` (angstrom) [num_edges, 3]. The image of the
+        source atom is at `pos[source] + edge_shift`, so the vector of an edge is
         `pos[source] + edge_shift - pos[destination]`.
 
     Raises:
-        ValueError: a cell repeats and neither vesin nor ASE is there, the cutoff is not positive, a direction repeats
-            without a vector of its own, atoms are nowhere near each other, or there are too many pairs.
+        ValueError: the cutoff is not positive, a periodic direction has no vector, the structure is too wide for the
+            cutoff, or there are too many pairs.
     """
     if not cutoff > 0:
         raise ValueError(f"The cutoff is {cutoff}; it must be more than 0 angstrom.")
@@ -44,13 +45,13 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
     moves = near_origin(pos, cell, pbc)
     pos = pos - moves
     extent, is_wide = _is_wide(pos, cell, pbc, cutoff)
-    if is_wide and (any(pbc) or len(pos) > _MOST_ATOMS_BY_ALL_PAIRS):
+    if is_wide and any(pbc):
         raise ValueError(
             f"The structure is {extent:,.0f} angstrom long, which is too far for a cutoff of {cutoff} angstrom to be "
             "searched. If this is dynamics, it has blown up: take a shorter step."
         )
-    first, second, steps = _all_pairs(pos, cutoff) if is_wide else _pairs(pos, cell, pbc, cutoff)
-    # A pair runs from `first` to the image of `second`, which is moved by the cell's steps.
+    first, second, steps = _pairs(pos, cell, pbc, cutoff, is_wide)
+    # A pair leads from `first` to the image of `second`, moved by steps of the cell.
     order = np.lexsort((second, first))
     edges = np.stack([second[order], first[order]]).astype(np.int64)
     shift = steps[order].astype(np.float64) @ cell
@@ -59,14 +60,14 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
 
 
 class NeighborList:
-    """The edges within a cutoff while atoms move, from a list that reaches a skin farther.
+    """A neighbor list for moving atoms: a kept list of edges up to the cutoff plus a skin.
 
-    No edge can be missing while no atom has moved half of the skin. Longer edges are left out, so the edges equal the
-    edges of a new list.
+    The kept list is complete while no atom has moved by half of the skin. Longer edges are left out, so the result
+    equals a new list.
 
     Args:
-        cutoff: Longest edge in angstrom.
-        skin: How much farther the kept list reaches, in angstrom; with 0 each call makes its own.
+        cutoff: Largest length of an edge in angstrom.
+        skin: Additional length of the kept edges, in angstrom; with 0 each call searches again.
 
     Raises:
         ValueError: the skin is negative.
@@ -80,15 +81,15 @@ class NeighborList:
 
     def __init__(self, cutoff: float, skin: float) -> None:
         if skin < 0:
-            raise ValueError(f"The skin is {skin}; neighbors are kept up to the cutoff and the skin, at least 0.")
+            raise ValueError(f"The skin is {skin}; it is added to the cutoff and must be at least 0.")
         self.cutoff, self.skin = cutoff, skin
         self.num_found = 0
-        """How often all neighbors were searched."""
+        """The number of searches for all neighbors."""
         self._made_for: tuple[np.ndarray, ...] | None = None
         self._edges, self._shifts = np.empty((2, 0), np.int64), np.empty((0, 3))
 
     def of(self, atoms: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Edges (neighbor, centre) [2, n], sorted by centre, and what is added to the neighbor's position [n, 3].
+        """Return edges (neighbor, center) [2, n], sorted by center, and shifts of the neighbors' positions [n, 3].
 
         Raises:
             ValueError: see `list_pairs`.
@@ -104,10 +105,10 @@ class NeighborList:
         return self._edges[:, near], self._shifts[near]
 
     def near_origin(self, atoms: Any, by_fragment: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Positions [num_atoms, 3] that float32 holds, and edges and shifts that fit them, as `of` returns them.
+        """Return positions near the origin [num_atoms, 3] for float32, with edges and shifts that fit, as from `of`.
 
-        With `by_fragment` each set of atoms that edges join is moved by itself, so that float32 also holds fragments
-        that are far from each other; distances between fragments are then different ones.
+        With `by_fragment` each connected set of atoms moves separately, so that float32 is exact for fragments that are
+        far from each other. Distances between fragments then change.
 
         Raises:
             ValueError: see `list_pairs`.
@@ -128,12 +129,12 @@ class NeighborList:
         if len(positions) != len(atoms) or (cell != atoms.cell.array).any() or (pbc != atoms.pbc).any():
             return False
         moved = atoms.positions - positions
-        # NaN is not a move that a kept list serves.
+        # The comparison is False for NaN.
         return bool((np.einsum("ij,ij->i", moved, moved) < (self.skin / 2) ** 2).all())
 
 
 def _fragments(edges: np.ndarray, num_atoms: int) -> np.ndarray:
-    """The number of the fragment of each atom, whose atoms are joined by edges. [2, num_edges] -> [num_atoms]"""
+    """Return the fragment of each atom; edges connect the atoms of a fragment, [2, num_edges] -> [num_atoms]."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -142,10 +143,10 @@ def _fragments(edges: np.ndarray, num_atoms: int) -> np.ndarray:
 
 
 def _is_wide(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[float, bool]:
-    """How far a structure reaches, and whether vesin would need minutes for it or end the process.
+    """Return the extent of a structure, and whether vesin would need minutes for it or end the process.
 
-    vesin divides space into at most 100,000 cells with the length of the cutoff. If a structure needs more, vesin takes
-    fewer along all three directions, and none along a thin one.
+    vesin divides space into at most 100,000 cells of the length of the cutoff. If a structure needs more, vesin uses
+    fewer cells along all three directions, and none along a thin direction.
     """
     reach = np.max([np.ptp(pos, axis=0), *np.abs(cell[pbc])], axis=0) if len(pos) else np.zeros(3)
     cells = np.maximum(reach / cutoff, 1.0)
@@ -153,48 +154,77 @@ def _is_wide(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) 
     return float(reach.max()), bool(cells.max() > _MOST_CUTOFFS or (fewer < 1.0 and cells.min() * fewer < 2.0))
 
 
-def _all_pairs(pos: np.ndarray, cutoff: float) -> tuple[np.ndarray, ...]:
-    """By the distances of all atoms, if nothing repeats."""
-    apart = np.linalg.norm(pos[:, None] - pos, axis=2)
-    first, second = np.nonzero((apart < cutoff) & ~np.eye(len(pos), dtype=bool))
-    return first, second, np.zeros((len(first), 3))
-
-
-def _pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[np.ndarray, ...]:
-    """By vesin or ASE, whichever is installed; a small structure without a cell needs neither."""
+def _pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float, is_wide: bool) -> tuple[np.ndarray, ...]:
+    """Find pairs with vesin, or with k-d trees if vesin is missing or cannot search a wide structure."""
     try:
         import vesin
     except ImportError:
-        if not any(pbc) and len(pos) <= _MOST_ATOMS_BY_ALL_PAIRS:
-            return _all_pairs(pos, cutoff)
-        try:
-            from ase.neighborlist import primitive_neighbor_list
-        except ImportError as error:
-            what = "in a cell that repeats" if any(pbc) else f"of {len(pos):,} atoms"
-            raise ValueError(f"Listing pairs {what} needs vesin: pip install vesin.") from error
-        return primitive_neighbor_list("ijS", pbc, _completed(cell, pbc), pos, cutoff)
+        is_wide = True
+    if is_wide:
+        return tree_pairs(pos, _completed(cell, pbc), pbc, cutoff)[:3]
     neighbors = vesin.NeighborList(cutoff=cutoff, full_list=True)
     return neighbors.compute(points=pos, box=cell, periodic=pbc, quantities="ijS")
 
 
+def tree_pairs(
+    pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float, is_limited: bool = False
+) -> tuple[np.ndarray, ...]:
+    """Find ordered pairs of atoms with k-d trees of the atoms and of their images.
+
+    Args:
+        pos: Positions (angstrom). [num_atoms, 3]
+        cell: Three independent vectors (angstrom). [3, 3]
+        pbc: True for periodic directions. [3]
+        cutoff: Largest distance (angstrom).
+        is_limited: Whether to leave out far images and far pairs in a cell that is small or dense, so that the search
+            stays fast. Default: False.
+
+    Returns:
+        For each pair: the atom, the neighbor, the steps of the neighbor's image along the cell, the vector from the
+        atom to this image, and the distance.
+    """
+    inverse = np.linalg.inv(cell)
+    frac = pos @ inverse
+    offset, images, owner, shifts = np.floor(frac) * pbc, pos, np.arange(len(pos)), np.zeros((len(pos), 3))
+    if pbc.any():
+        frac = frac - offset
+        reach = np.where(pbc, cutoff * np.linalg.norm(inverse, axis=0), 0)
+        most = np.clip((1e6 / len(pos)) ** (1 / 3) / 2, 1, 6) if is_limited else np.inf
+        steps = np.minimum(np.ceil(reach), most).astype(int)
+        grid = np.array(list(product(*(range(-many, many + 1) for many in steps))))
+        moved = frac + grid[:, None]
+        kept = ((moved >= -reach) & (moved <= 1 + reach) | ~pbc).all(axis=2)
+        which, owner = np.nonzero(kept)
+        pos, images, shifts = frac @ cell, moved[kept] @ cell, grid[which] - offset[owner]
+    if is_limited and len(images) >= 2_000:
+        density = len(images) / np.maximum(np.ptp(images, axis=0), 1).prod()
+        cutoff = min(cutoff, (120 / density) ** (1 / 3))  # at most about 500 neighbors
+    trees = [cKDTree(points, compact_nodes=False, balanced_tree=False) for points in (pos, images)]
+    found = trees[0].sparse_distance_matrix(trees[1], cutoff, output_type="ndarray")
+    first, image, distance = found["i"], found["j"], found["v"]
+    other = (distance < cutoff) & ((first != owner[image]) | (distance > 1e-6))
+    first, image, distance = first[other], image[other], distance[other]
+    return first, owner[image], shifts[image] + offset[first], images[image] - pos[first], distance
+
+
 def _completed(cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
-    """The cell with other vectors where nothing repeats, at right angles to all others: ASE's list needs a volume."""
-    _, _, axes = np.linalg.svd(cell[pbc])  # the last ones are at right angles to all vectors that repeat
+    """Return the cell with orthogonal vectors along directions that are not periodic, so that it has a volume."""
+    _, _, axes = np.linalg.svd(cell[pbc])  # the last axes are orthogonal to all periodic vectors
     whole = cell.copy()
     whole[~pbc] = axes[np.count_nonzero(pbc) :]
     return whole
 
 
 def _check_count(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> None:
-    """Counts pairs that are certain, so that no list is begun that would fill the memory.
+    """Check a lower bound of the number of pairs, so that a list does not fill the memory.
 
     Raises:
-        ValueError: there are more than 50 million.
+        ValueError: there are more than 50 million pairs.
     """
     heights = 1 / np.linalg.norm(np.linalg.pinv(cell[pbc]), axis=0) if any(pbc) else np.ones(0)
     images = max(np.prod(np.maximum(cutoff / heights, 1.0)), 1.0)
     pairs = len(pos) ** 2 * images
-    if pairs > _MOST_PAIRS:  # all atoms in a cube with a diagonal of one cutoff are pairs
+    if pairs > _MOST_PAIRS:  # all atoms in a cube with the cutoff as its diagonal are pairs
         wrapped = pos - near_origin(pos, cell, pbc, always=True)
         cubes = np.unique(np.floor(wrapped / (cutoff / 3**0.5)).astype(np.int64), axis=0, return_counts=True)[1]
         pairs = (cubes.astype(np.float64) ** 2).sum() * images
@@ -206,7 +236,7 @@ def _check_count(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: flo
 
 
 def require_places(pos: np.ndarray, cell: np.ndarray) -> None:
-    """Refuses positions and cells that are not finite, or so far away that vesin would end the process (angstrom)."""
+    """Raise if positions or the cell are not finite, or so far away that vesin would end the process (angstrom)."""
     if not (np.abs([*pos, *cell]) < _FARTHEST).all():
         raise ValueError(
             f"Positions or the cell are not finite and below {_FARTHEST:.0e} angstrom. Leave the structure "
@@ -215,14 +245,14 @@ def require_places(pos: np.ndarray, cell: np.ndarray) -> None:
 
 
 def require_elements(numbers: np.ndarray, known: Sequence[int] | None = None) -> None:
-    """Checks the atomic numbers of a structure.
+    """Check the atomic numbers of a structure.
 
     Args:
-        numbers: Of its atoms; 0 is ASE's X, a dummy atom, and the padding of models.
-        known: Those that a model knows; None represents all elements.
+        numbers: Atomic numbers; 0 is ASE's dummy atom X, and the padding of models.
+        known: The atomic numbers that a model knows. Default: all elements.
 
     Raises:
-        ValueError: one is not an element, or not known.
+        ValueError: a number is not an element, or the model does not know it.
 
     Example:
         >>> require_elements(np.array([8, 1, 0]))
@@ -240,18 +270,18 @@ def require_elements(numbers: np.ndarray, known: Sequence[int] | None = None) ->
 
 
 def near_origin(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, always: bool = False) -> np.ndarray:
-    """What is subtracted from positions before they become float32: whole vectors of the cell, and the mean.
+    """Return the moves to subtract from positions before they become float32: whole cell vectors, and the mean.
 
-    Edges then need `shift + moves[source] - moves[destination]`, in which the mean cancels.
+    The shift of an edge then becomes `shift + moves[source] - moves[destination]`, in which the mean cancels.
 
     Args:
         pos: Positions (angstrom). [num_atoms, 3]
         cell: Rows are the vectors of the cell (angstrom). [3, 3]
-        pbc: Which of them repeat. [3]
-        always: Whether positions that are near the origin are moved, too.
+        pbc: True for periodic directions. [3]
+        always: Whether positions near the origin are moved, too. Default: False.
 
     Returns:
-        (angstrom) [num_atoms, 3]; zeros if all positions are within 64 angstrom of the origin.
+        Moves (angstrom) [num_atoms, 3]; zeros if all positions are within 64 angstrom of the origin.
 
     Example:
         >>> near_origin(np.array([[0.0, 0, 1001], [0, 0, 1003]]), np.zeros((3, 3)), np.zeros(3, bool)).tolist()

@@ -1,4 +1,4 @@
-"""PyG's datasets by name, and the files that PyG and torch write."""
+"""PyG's datasets by name, and the files of PyG and torch."""
 
 import inspect
 import pickle
@@ -13,15 +13,15 @@ from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-# What graphs are made of and torch does not know by itself; none of it runs code of the file's.
+# The classes in graphs that torch does not load by default; none of them runs code from the file.
 _OF_PYG = [DataEdgeAttr, DataTensorAttr, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
 
 
 def dataset_by_name(name: str, root: Path | None, options: Mapping[str, Any]) -> Any:
-    """A dataset of `torch_geometric.datasets`.
+    """Return a dataset of `torch_geometric.datasets`.
 
     Raises:
-        ValueError: there is no such class, or it cannot be made so.
+        ValueError: the class does not exist, or cannot be made with these options.
     """
     cls = getattr(torch_geometric.datasets, name, None)
     if not inspect.isclass(cls):
@@ -30,7 +30,7 @@ def dataset_by_name(name: str, root: Path | None, options: Mapping[str, Any]) ->
     if unknown := sorted(set(options) - set(parameters)):
         raise ValueError(f"{name} takes no {unknown}; it takes {[p for p in parameters if p != 'root']}.")
     if "root" in parameters and root is None:
-        raise ValueError(f"{name} lies in a folder; pass --root FOLDER, which may be empty to have it downloaded.")
+        raise ValueError(f"{name} needs a folder: pass --root FOLDER. An empty folder means that PyG downloads it.")
     where = {"root": str(root)} if "root" in parameters else {}
     try:
         return cls(**where, **options)
@@ -39,21 +39,21 @@ def dataset_by_name(name: str, root: Path | None, options: Mapping[str, Any]) ->
 
 
 def read_pt(path: Path, trust: bool = False) -> Any:
-    """The graphs of a file that `torch.save` or a dataset of PyG has written: processed data, a list, or one graph.
+    """Return the graphs of a file of `torch.save` or of a PyG dataset: processed data, a list, or one graph.
 
     Args:
         path: The file.
-        trust: Whether code in the file may run, as classes of others need; otherwise such a file is refused.
+        trust: Whether code in the file may run, which files with other classes need. Default: False.
 
     Raises:
-        ValueError: it is damaged, holds something else, or would run code.
+        ValueError: the file is damaged, has no graphs, or would run code.
     """
     with path.open("rb") as file:
         try:
             _require_whole(file)
             with torch.serialization.safe_globals(_OF_PYG):
                 content = torch.load(file, weights_only=not trust)
-        except Exception as error:  # what is damaged may break the reader in any way
+        except Exception as error:  # a damaged file may break the reader in any way
             remedy = "Write or download it again; it may be damaged."
             if isinstance(error, pickle.UnpicklingError):
                 remedy = "If it comes from a source that you trust, pass --trust."
@@ -70,15 +70,15 @@ def read_pt(path: Path, trust: bool = False) -> Any:
 
 
 def _require_whole(file: BinaryIO) -> None:
-    """Compares the checksums that torch writes, and does not look at when it loads.
+    """Compare the checksums that torch writes but does not check when it loads.
 
     Raises:
-        ValueError: the file is empty, or a checksum in it does not match; whatever zipfile raises if it is cut off.
+        ValueError: the file is empty, or a checksum does not match. A cut off file raises an error of zipfile.
     """
     start = file.read(4)
     if not start:
         raise ValueError("it is empty.")
-    if start == b"PK\x03\x04":  # before torch 1.6 files were none of zip, and without checksums
+    if start == b"PK\x03\x04":  # before torch 1.6 files were not zip files and had no checksums
         with zipfile.ZipFile(file) as archive:
             if damaged := archive.testzip():
                 raise ValueError(f"the checksum of {damaged} does not match.")
@@ -91,7 +91,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _processed(path: Path, data: Any, slices: Mapping[str, Any] | None, cls: type = Data) -> Any:
-    """What `InMemoryDataset.save` has written, as a dataset."""
+    """Return the content of a file of `InMemoryDataset.save` as a dataset."""
     graphs = cls.from_dict(data) if isinstance(data, Mapping) else data  # type: ignore[attr-defined]  # as PyG does
     if not isinstance(graphs, Data | HeteroData):
         raise ValueError(f"{path} holds a tuple that no dataset of PyG has written.")

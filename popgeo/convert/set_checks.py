@@ -1,4 +1,4 @@
-"""Checks of the structures that a model is trained and judged on: their labels, weights, heads and energies."""
+"""Checks of structures for training and testing: labels, weights, heads and energies."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from popgeo.convert.atom_keys import LABELS, WEIGHTS
 from popgeo.convert.key_values import composition_of, undetermined_elements
 
 _IDENTITY = ("z", "pos", "cell", "pbc")
-_DECIMALS = 4  # of positions in angstrom: the same structure may have been kept in float32
+_DECIMALS = 4  # of positions in angstrom, because a copy of a structure may have been stored in float32
 
 
 def weight_of(one: Any, label: str) -> Tensor:
-    """The weight of one label of a structure or of each of a batch. [num_graphs]"""
+    """Return the weight of a label of a structure, or of each structure of a batch, [num_graphs]."""
     found = [one[name] for name in ("weight", f"{label}_weight") if name in one]
     return torch.stack(found).prod(0) if found else torch.ones(())
 
@@ -26,16 +26,16 @@ def weight_of(one: Any, label: str) -> Tensor:
 def require_options_of_training(
     keys: Mapping[str, str | None], levels: Mapping[str, str], units: Mapping[str, str], store: object | None
 ) -> None:
-    """Check that training uses each option on keys.
+    """Check that training uses each option about keys.
 
     Raises:
-        ValueError: a key is not one of a label, a weight or the head; or a store, whose names and units are settled,
-            is to be read with such options.
+        ValueError: an option names a key other than a label, a weight or the head; or there is such an option with a
+            store, which has final names and units.
     """
-    given = [f"--key {name}={called}" for name, called in keys.items() if called]
+    given = [f"--key {name}={key}" for name, key in keys.items() if key]
     known = {*LABELS, *WEIGHTS, "head"}
-    others = [f"--key {name}={called}" for name, called in keys.items() if called and name not in known]
-    if others := [*others, *(f"--level {called}={level}" for called, level in levels.items())]:
+    others = [f"--key {name}={key}" for name, key in keys.items() if key and name not in known]
+    if others := [*others, *(f"--level {key}={level}" for key, level in levels.items())]:
         raise ValueError(
             f"{' '.join(others)} names something that no model of popgeo train takes; it takes {', '.join(LABELS)}, "
             "their weights and the head. Leave the option out; popgeo convert writes such values to a store, for a "
@@ -46,15 +46,15 @@ def require_options_of_training(
 
 
 def with_one_head(parts: dict[str, list[Data]], paths: Mapping[str, object], head: str | None) -> dict[str, list[Data]]:
-    """Return the structures of one head, such as one level of theory, without the attribute `head`.
+    """Return the structures of one head (for example one level of theory), without the attribute `head`.
 
     Args:
         parts: Structures for train, valid and test.
-        paths: Of each part, for messages.
-        head: The head that is chosen; None if all structures should have the same.
+        paths: The path of each part, for messages.
+        head: The chosen head. Default: all structures must have the same head.
 
     Raises:
-        ValueError: there are several heads and none is chosen, or a part has none of the chosen head.
+        ValueError: there are several heads and no choice, or a part has no structure of the chosen head.
     """
     chosen: dict[str, list[Data]] = {}
     first: dict[str, str] = {}
@@ -83,14 +83,14 @@ def _head_of(one: Data) -> str:
 
 
 def common_labels(parts: Mapping[str, list[Data]], wanted: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the labels to learn; labels that no structure knows are removed from all.
+    """Return the labels to learn; remove labels that are unknown in all structures.
 
     Args:
         parts: Structures for train, valid and test; a part may be empty.
-        wanted: Labels that are asked for.
+        wanted: Labels that the user requests.
 
     Raises:
-        ValueError: a structure lacks a label that another one has, a label counts in no structure of train, or no
+        ValueError: a structure lacks a label that other structures have, a label counts in no structure of train, or no
             label counts in some part.
     """
     places = [(part, i, one) for part, some in parts.items() for i, one in enumerate(some)]
@@ -126,15 +126,15 @@ def common_labels(parts: Mapping[str, list[Data]], wanted: Sequence[str] = ()) -
 
 
 def _counts(one: Data, label: str) -> bool:
-    """Return whether a label of a structure is known and has a weight above 0."""
+    """Check whether a label of a structure is known and has a weight above 0."""
     return label in one and bool(one[label].isfinite().any() and (weight_of(one, label) > 0).all())
 
 
 def require_varied_energies(structures: Sequence[Data]) -> None:
-    """Check that energies of different structures are not all the same number, as of a reader that has none.
+    """Check that energies of different structures are not all equal, as from a program without energies.
 
     Raises:
-        ValueError: they are.
+        ValueError: all energies are equal.
     """
     known = [one for one in structures if _counts(one, "energy")]
     energies = {float(one.energy) for one in known}
@@ -146,12 +146,12 @@ def require_varied_energies(structures: Sequence[Data]) -> None:
 
 
 def remarks_on(parts: Mapping[str, Sequence[Data]], labels: Sequence[str], known: Tensor | None = None) -> list[str]:
-    """Return sentences on what the structures do not determine, and on structures that parts share.
+    """Return remarks about undetermined energies of elements, unused labels and structures that parts share.
 
     Args:
         parts: Structures for train, valid and test.
         labels: Labels to learn.
-        known: Energies of elements, NaN for energies that are to be found. [100]
+        known: Energies of elements, NaN for unknown energies. [100]
     """
     given = () if known is None else known.isfinite().nonzero().flatten().tolist()
     used = (one for one in parts["train"] if _counts(one, "energy"))
@@ -175,7 +175,7 @@ def remarks_on(parts: Mapping[str, Sequence[Data]], labels: Sequence[str], known
 
 
 def _digest(one: Data) -> bytes:
-    """Return what tells two geometries apart."""
+    """Return a digest that differs between different geometries."""
     digest = hashlib.sha256()
     for name in _IDENTITY:
         value = one[name].double().numpy() if name in one else np.zeros(0)

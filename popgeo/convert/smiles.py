@@ -1,7 +1,8 @@
-"""Tables of molecules in SMILES, as graphs of atoms and bonds; with positions when asked."""
+"""Tables of molecules in SMILES as graphs of atoms and bonds, optionally with positions."""
 
 import csv
 import io
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from popgeo.convert.named_tables import refuse_broken_lines
 from popgeo.convert.packed_files import open_unpacked
 
 _ROWS_AT_ONCE, _MOST_COLUMNS = 4096, 4_000
-# Rings are found in time that grows with rings and the square of atoms: these limits keep it below some seconds a row.
+# The time to find rings grows with rings and the square of atoms; these limits keep it below a few seconds per row.
 _MOST_CHARACTERS, _MOST_ATOMS, _MOST_RING_ATOMS, _MOST_PLACED = 10_000, 2_000, 200_000, 500
 _OF_ATOM = ("GetDegree", "GetFormalCharge", "GetTotalNumHs", "GetIsAromatic", "IsInRing", "GetChiralTag")
 
@@ -30,31 +31,31 @@ def read_smiles(
     seed: int = 0,
     skip: bool = False,
 ) -> Iterator[Data]:
-    """The molecules of a table, row by row.
+    """Yield the molecules of a table, row by row.
 
-    Each has `z` [num_atoms], `x` int64 [num_atoms, 6] (degree, charge, hydrogens, aromatic, in a ring, chirality),
-    `edge_index` with each bond in both directions, `edge_attr` int64 [num_bonds * 2, 3] (order: 1, 2, 3, or 4 where
-    aromatic; conjugated; in a ring), `smiles`, and `y` [1, num_targets].
+    Each molecule has `z` [num_atoms], `x` int64 [num_atoms, 6] (degree, charge, hydrogens, aromatic, in a ring,
+    chirality), `edge_index` with each bond in both directions, `edge_attr` int64 [num_bonds * 2, 3] (order: 1, 2, 3, or
+    4 if aromatic; conjugated; in a ring), `smiles`, and `y` [1, num_targets].
 
     Args:
         path: CSV, TSV, or `.smi`, which has no header; also compressed. If the first cell of a CSV or TSV is a SMILES,
-            the file has no header, and its columns are "0", "1" and so on. Quotation marks enclose a field of a CSV;
-            in a TSV and in `.smi` they are letters, except around a whole field.
-        column: Which column holds SMILES; None means the one called so, or the first.
-        targets: The columns that `y` takes.
-        positions: Adds hydrogens and `pos` in angstrom of one molecule per row, by ETKDG (Wang, Witnek, Landrum,
-            Riniker 2020, doi 10.1021/acs.jcim.0c00025) and the force field MMFF94.
-        seed: What positions are drawn from.
-        skip: Leaves out rows that rdkit cannot read or place, with one warning at the end, rather than raise.
+            the file has no header, and its columns are "0", "1" and so on. Quotation marks enclose a field of a CSV. In
+            a TSV and in `.smi` they are letters, except around a whole field.
+        column: The column of SMILES. Default: the column with this name, or the first column.
+        targets: The columns of `y`.
+        positions: Whether to add hydrogens and `pos` in angstrom, for one molecule per row, by ETKDG (Wang, Witnek,
+            Landrum, Riniker 2020, doi 10.1021/acs.jcim.0c00025) and the force field MMFF94.
+        seed: Seed of positions.
+        skip: Whether to leave out rows that rdkit cannot read or place, with one warning at the end. Default: raise.
 
     Raises:
-        ValueError: rdkit is absent, a column is, a row cannot be read, or a field of a CSV spans several lines.
+        ValueError: rdkit or a column is missing, a row cannot be read, or a field of a CSV spans several lines.
     """
     try:
         from rdkit import Chem, RDLogger
     except ImportError as error:
         raise ValueError("Reading SMILES needs rdkit: pip install rdkit.") from error
-    RDLogger.DisableLog("rdApp.*")  # what is wrong with a row is said by the error
+    RDLogger.DisableLog("rdApp.*")  # errors report the faults of rows
     skipped = number = 0
     for name, table in _tables(path, column, targets):
         refuse_broken_lines(path, table)
@@ -87,42 +88,37 @@ def read_smiles(
 
 
 def _tables(path: Path, column: str | None, targets: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the name of the column of SMILES, and parts of the table with the columns that are read.
+    """Yield the name of the column of SMILES, and parts of the table.
 
     Raises:
-        ValueError: the file cannot be read, or has no such columns.
+        ValueError: the file cannot be read, or a column is missing.
     """
     kind = next((suffix for suffix in path.suffixes if suffix in (".csv", ".tsv", ".smi")), ".csv")
     sep = {".smi": r"\s+", ".tsv": "\t"}.get(kind, ",")
-    # Only CSV has quotation marks that enclose; elsewhere one at the start of a name would swallow lines.
+    # Only in CSV do quotation marks enclose fields; elsewhere a mark at the start of a name would swallow lines.
     options: dict[str, Any] = {"sep": sep} | ({} if kind == ".csv" else {"quoting": csv.QUOTE_NONE})
-    first: Any = {"header": None, "names": ["smiles"], "usecols": [0]}  # of .smi: SMILES, then a name
+    first: Any = {"header": None, "names": ["smiles"], "usecols": [0]}  # .smi has SMILES, then a name
     try:
-        # Pandas unpacks more kinds of archives than these, without a limit.
+        # Pandas would unpack more kinds of archives, without a limit.
         with open_unpacked(path) as file:
             if kind == ".smi":
                 found = _column(["smiles"], column, targets)
             else:
                 _require_few_columns(file, sep)
-                names = [_bare(name) for name in pd.read_csv(file, nrows=0, **options)]
+                names = [re.sub('^"|"$', "", str(name)) for name in pd.read_csv(file, nrows=0, **options)]
                 file.seek(0)
                 has_header = not names or not _has_no_header(names)
                 names = names if has_header else [str(i) for i in range(len(names))]
                 found = _column(names, column, targets)
                 first = {"header": 0 if has_header else None, "names": names}
-                if kind != ".csv":  # whose other columns may have lines that a quotation mark has swallowed
+                if kind != ".csv":  # quotation marks may have swallowed lines in other columns
                     first |= {"usecols": list(dict.fromkeys([found, *targets]))}
             for table in pd.read_csv(file, chunksize=_ROWS_AT_ONCE, **options, **first):
                 yield found, table if kind == ".csv" else _without_marks(table)
     except _MissingColumnError as error:
         raise ValueError(f"{path} {error}") from None
-    except Exception as error:  # what is damaged may break pandas, and what it reads through, in any way
+    except Exception as error:  # a damaged file may break pandas in any way
         raise ValueError(f"{path} cannot be read: {error!r}. Is it whole?") from error
-
-
-def _bare(name: object) -> str:
-    """Return the name of a column without the quotation marks around it."""
-    return str(name).removeprefix('"').removesuffix('"')
 
 
 def _without_marks(table: pd.DataFrame) -> pd.DataFrame:
@@ -132,14 +128,14 @@ def _without_marks(table: pd.DataFrame) -> pd.DataFrame:
 
 
 class _MissingColumnError(ValueError):
-    """A column that a table does not have."""
+    """An error about a missing column of a table."""
 
 
 def _require_few_columns(file: IO[bytes], sep: str) -> None:
-    """Check how many columns the first row has; the file is at its start before and after.
+    """Check the number of columns of the first row; the file is at its start before and after.
 
     Raises:
-        ValueError: there are more than pandas reads in a time that follows from the size of the file.
+        ValueError: there are too many columns; pandas would need very long.
     """
     text = io.TextIOWrapper(file, "utf-8", errors="replace", newline="")
     count = len(next(filter(None, csv.reader(text, delimiter=sep)), []))
@@ -150,16 +146,16 @@ def _require_few_columns(file: IO[bytes], sep: str) -> None:
 
 
 def _has_no_header(names: list[str]) -> bool:
-    """Whether the first row is a molecule instead of the names of columns."""
+    """Check whether the first row is a molecule instead of names of columns."""
     from rdkit import Chem
 
     if "smiles" in map(str.lower, names):
         return False
-    return bool(_too_large(names[0])) or Chem.MolFromSmiles(names[0]) is not None  # too large: the row is refused
+    return bool(_too_large(names[0])) or Chem.MolFromSmiles(names[0]) is not None  # a too large molecule raises later
 
 
 def _too_large(smiles: str) -> str:
-    """Return why a molecule is not given to rdkit, whose time and memory grow faster than it; empty if it is."""
+    """Return the reason if a molecule is too large for rdkit's time and memory; otherwise an empty text."""
     from rdkit import Chem
 
     if len(smiles) > _MOST_CHARACTERS:
@@ -180,9 +176,9 @@ def _column(names: Sequence[str], column: str | None, targets: Sequence[str]) ->
 
 
 def _numbers(path: Path, first: int, table: pd.DataFrame) -> Any:
-    """What `y` takes of rows that begin with the `first` one; NaN where a field is empty. [num_rows, num_targets]"""
+    """Return the values of `y` for rows from number `first` on, NaN for an empty field, [num_rows, num_targets]."""
     numbers = table.apply(pd.to_numeric, errors="coerce").to_numpy("float64")
-    # What is not a number, and what float32 does not hold, is not to pass for a field that is empty or infinite.
+    # Text, and numbers beyond float32, must not become NaN or infinite.
     odd = table.notna().to_numpy(bool) & ~(abs(numbers) < 3.4e38)
     for row, place in zip(*odd.nonzero(), strict=True):
         raise ValueError(f"{path}, row {first + row}: {table.columns[place]} is {table.iat[row, place]!r}, no number.")
@@ -190,10 +186,10 @@ def _numbers(path: Path, first: int, table: pd.DataFrame) -> Any:
 
 
 def _place(molecule: Any, seed: int) -> Tensor | None:
-    """Return positions of the atoms (angstrom) [num_atoms, 3]; None if none are found.
+    """Return positions of the atoms (angstrom) [num_atoms, 3]; None without a result.
 
-    Of several molecules, as in a salt, no way to lie next to each other follows from SMILES, and rdkit puts all of them
-    in one place.
+    SMILES of several molecules, as in a salt, do not determine their arrangement, and rdkit would put all of them in
+    one place.
     """
     from rdkit.Chem import AllChem, GetMolFrags
 

@@ -1,4 +1,4 @@
-"""The files that a path stands for: the file itself, or the files of structures in a folder, in natural order."""
+"""The files of a path: the file itself, or the files of structures in a folder, in natural order."""
 
 import re
 import warnings
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from popgeo.convert.atom_files import SUFFIXES, ending
 
-_OF_RUN = "checkpoint.pt"  # in the folder of a run of `popgeo train`
+_OF_RUN = "checkpoint.pt"  # a file in the folder of a run of `popgeo train`
 _MOST_NAMED = 5
 
 
 def natural_order(path: Path) -> list[tuple[bool, int, str]]:
-    """Return the key that sorts names by the numbers in them, so that 2 comes before 10.
+    """Return the key that sorts names by their numbers, so that 2 comes before 10.
 
     Example:
         >>> [path.name for path in sorted(map(Path, ("b10.xyz", "b2.xyz", "a.xyz")), key=natural_order)]
@@ -22,10 +22,10 @@ def natural_order(path: Path) -> list[tuple[bool, int, str]]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a file alone, or the files of a folder that hold structures; warn of what the folder holds in addition.
+    """Return a single file, or the files of structures of a folder; warn about other files of the folder.
 
     Raises:
-        ValueError: there is no such path, or the folder has no such file.
+        ValueError: the path does not exist, or the folder has no file of structures.
     """
     if not path.exists():
         raise ValueError(f"There is no file or folder {path}. Check the name and the current folder.")
@@ -52,7 +52,7 @@ def files_of(path: Path) -> list[Path]:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         warnings.warn(
             f"{path}: {', '.join(names[:_MOST_NAMED])}{more} are left out: of a folder, files that end in "
-            f"{', '.join(SUFFIXES)} are read. Convert the others, or read them alone.",
+            f"{', '.join(SUFFIXES)} are read. Convert the other files, or read them one by one.",
             stacklevel=3,
         )
     return files

@@ -1,4 +1,4 @@
-"""Units that files and people name, as factors to eV and angstrom."""
+"""Names of units as factors to eV and angstrom."""
 
 import csv
 import re
@@ -15,25 +15,26 @@ _AS_IT_IS = {"", "1", "e", "|e|", "debye", "d", "e*ang", "e*angstrom", "e*a", "m
 _FOREIGN = {name.split("/")[0] for of in _FACTORS.values() for name, factor in of.items() if factor != 1.0} | {"au"}
 _DIMENSIONS = {"energy": (1, 0), "forces": (1, -1), "stress": (1, -3), "length": (0, 1)}  # powers of energy, length
 QUANTITIES = tuple(_DIMENSIONS)
-"""What units may be given for."""
+"""The quantities with units."""
 
 
 @cache
 def factor_of(unit: str, quantity: str) -> float:
-    """What a number in this unit is multiplied by, to be in eV and angstrom.
+    """Return the factor from a unit to eV and angstrom.
 
     Args:
-        unit: Such as `"kcal/mol/Ang"`, `"Hartree/Bohr"`, `"GPa"`, in any letter case. MeV and mbar are not known.
-        quantity: One of `QUANTITIES`, which the unit must fit; or another name, of which charges and dipoles stay.
+        unit: A unit such as `"kcal/mol/Ang"`, `"Hartree/Bohr"`, `"GPa"`, in any letter case; not MeV and mbar.
+        quantity: One of `QUANTITIES`, which the unit must fit; or a different name, such as a charge or dipole, with
+            the factor 1 for their usual units.
 
     Raises:
-        ValueError: the unit is not known or is not a unit of the quantity.
+        ValueError: the unit is unknown, or is not a unit of the quantity.
 
     Example:
         >>> round(factor_of("Hartree/Bohr", "forces"), 3)
         51.422
     """
-    text = "?" if "MeV" in unit or "mbar" in unit else unit.lower()  # in small letters these are meV and Mbar
+    text = "?" if "MeV" in unit or "mbar" in unit else unit.lower()  # in lower case these would be meV and Mbar
     text = re.sub(r"\s+|\(|\)", "", text).replace("å", "a").replace("**", "^").replace("·", "*")
     if quantity == "stress" and text in _PRESSURE:
         return _PRESSURE[text]
@@ -56,26 +57,26 @@ def factor_of(unit: str, quantity: str) -> float:
             return factor
     raise ValueError(
         f"the unit {unit!r} of {quantity} is not known. Convert the numbers, or pass units={{{quantity!r}: ...}} "
-        f"(--units {quantity}=...) with one made of {', '.join(_ENERGY)} and {', '.join(_LENGTH)}, as in eV/angstrom."
+        f"(--units {quantity}=...) with a unit of {', '.join(_ENERGY)} and {', '.join(_LENGTH)}, as in eV/angstrom."
     )
 
 
 @cache
-def unit_in_name(called: str) -> str | None:
-    """Return the word in the name of a key that is a unit other than eV and angstrom; None if there is none.
+def unit_in_name(key: str) -> str | None:
+    """Return the word in a key that is a unit other than eV and angstrom; None without such a word.
 
     Example:
         >>> unit_in_name("dft_energy_Hartree"), unit_in_name("E_kcal_mol"), unit_in_name("energy_eV")
         ('Hartree', 'kcal', None)
     """
-    return next((word for word in re.findall("[A-Za-z0-9]+", called) if word.lower() in _FOREIGN), None)
+    return next((word for word in re.findall("[A-Za-z0-9]+", key) if word.lower() in _FOREIGN), None)
 
 
 def all_factors(units: Mapping[str, str]) -> dict[str, float]:
-    """The factor of each quantity with a given unit; energy and length decide the factors of forces and stress.
+    """Return the factor of each quantity; energy and length decide forces and stress, unless these are given.
 
     Raises:
-        ValueError: a quantity or a unit is not known.
+        ValueError: a quantity or a unit is unknown.
 
     Example:
         >>> all_factors({"energy": "meV", "length": "nm"})["forces"]

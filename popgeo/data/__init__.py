@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from popgeo.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from popgeo.data.attribute_names import register_attributes as register_attributes
     from popgeo.data.axes import Level as Level
     from popgeo.data.bridges import GraphsTuple as GraphsTuple
     from popgeo.data.bridges import as_arrays as as_arrays

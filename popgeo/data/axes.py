@@ -1,4 +1,4 @@
-"""The nouns of a flat dataset: what the rows of an attribute belong to, and the attribute itself."""
+"""Types of a flat dataset: the level of an attribute (node, edge or graph), its axis, and the attribute itself."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from popgeo.data.attribute_names import with_registered
 from popgeo.data.store.mapped import MappedFilesMixin
 
 StoreKey: TypeAlias = str | tuple[str, str, str] | None
-"""A node type, an edge type, or None for the one store of `Data` and the global store of `HeteroData`."""
+"""A node type, an edge type, or None for the only store of `Data` and the global store of `HeteroData`."""
 
 Levels: TypeAlias = Mapping[Any, "str | Level | Axis | Guess"]
-"""What attributes' rows belong to, as `{"y": "graph"}`; a key may also name the store, as `("paper", "y")`. `GRAPHS`
-instead of a level says that all graphs so far have one row, and that no graph has shown more than that. A `Guess` is
-what the graphs so far suggest, and keeps the doubt."""
+"""The level of each attribute, as `{"y": "graph"}`; a key may also contain the store, as `("paper", "y")`. The value
+`GRAPHS` means that all graphs so far have one row. The value `Guess` means that two levels fit the graphs so far."""
 
 
 class Level(Enum):
-    """What a row of an attribute belongs to.
+    """The part of a graph that a row of an attribute belongs to.
 
     Example:
         >>> Level("graph")
@@ -34,11 +34,11 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Guess:
-    """A level that graphs suggest, and another that fits them, too.
+    """The level that the graphs suggest, and a second level that fits them, too.
 
     Args:
-        level: What the rows are taken to belong to.
-        doubt: What they could belong to as well.
+        level: The level that is used.
+        doubt: The second level.
     """
 
     level: Level
@@ -47,12 +47,12 @@ class Guess:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an attribute's rows are counted along: nodes or edges of a type, graphs, or rows of its own.
+    """The dimension along which rows are counted: nodes or edges of a type, graphs, or the rows of one attribute.
 
     Args:
-        level: What the rows belong to.
+        level: The level of the rows.
         store: The node or edge type.
-        name: Set for a graph-level attribute that has not one row per graph: its rows are counted on their own.
+        name: The name of a graph attribute that does not have one row per graph. Default: None for all others.
     """
 
     level: Level
@@ -61,7 +61,7 @@ class Axis:
 
     @property
     def label(self) -> str:
-        """What to call the rows.
+        """The name of the rows in messages.
 
         Example:
             >>> Axis(Level.NODE, None).label, Axis(Level.EDGE, ("author", "writes", "paper")).label
@@ -71,48 +71,38 @@ class Axis:
         return f"{kind} {self.level.value}s".lstrip()
 
 
-def completed(given: Levels | None, inferred: Levels) -> Levels:
-    """The levels that are given, by names or by stores and names, and for other attributes those that are inferred.
-
-    Example:
-        >>> completed({"y": "graph"}, {(None, "y"): Level.NODE, (None, "x"): Level.NODE})
-        {(None, 'x'): <Level.NODE: 'node'>, 'y': 'graph'}
-    """
-    given = given or {}
-    return {**{key: level for key, level in inferred.items() if key[1] not in given}, **given}
-
-
 def levels_of(attributes: Iterable[Any], given: Levels | None = None, keeps_doubt: bool = True) -> Levels:
-    """Return what each attribute's rows belong to, for reading other graphs the same way.
+    """Return the level of each attribute, for reading other graphs in the same way.
 
     Args:
-        attributes: Attributes of some graphs, in memory or as a store on disk lists them.
-        given: What the user says, which counts more.
-        keeps_doubt: Whether a level that is in doubt stays in doubt.
+        attributes: Attributes of some graphs, in memory or from the manifest of a store on disk.
+        given: Levels that the user states; they override the inferred levels.
+        keeps_doubt: Whether an attribute with two possible levels keeps both. Default: True.
     """
+    given = with_registered(given) or {}
     inferred: dict[Any, Level | Axis | Guess] = {}
     for one in attributes:
-        if one.is_tensor:
+        if one.is_tensor and one.name not in given:
             level = one.axis.level if one.doubt is None or not keeps_doubt else Guess(one.axis.level, one.doubt)
             inferred[one.store, one.name] = GRAPHS if one.axis == GRAPHS else level
-    return completed(given, inferred)
+    return {**inferred, **given}
 
 
 def require_certain(attributes: Iterable["Attribute"], why: str) -> None:
-    """Asks for the level of what is taken for one thing and could be another, if that changes a result.
+    """Raise if two levels fit an attribute.
 
     Args:
-        attributes: Attributes of a dataset.
-        why: What it changes, as "sorting edges moves edge attributes".
+        attributes: Attributes for which the level changes a result.
+        why: The effect of the level, as "sorting edges moves edge attributes".
 
     Raises:
-        ValueError: there is doubt about one; names it.
+        ValueError: two levels fit an attribute.
     """
     for one in attributes:
         if one.doubt is not None:
             counts = f"{one.doubt.value}s" + (": one" if one.axis == GRAPHS else f" as {one.axis.level.value}s")
             raise ValueError(
-                f"Every graph has as many rows in {one.name!r} as {counts}, and {why}. Say which they belong to: "
+                f"Every graph has as many rows in {one.name!r} as {counts}, and {why}. State the level: "
                 f"levels={{{one.name!r}: {one.doubt.value!r}}} or {{{one.name!r}: {one.axis.level.value!r}}}."
             )
 
@@ -122,12 +112,12 @@ GRAPHS = Axis(Level.GRAPH, None)
 
 
 def row_pointer(counts: Tensor) -> Tensor:
-    """Where the rows of each graph start, and their total. [num_graphs + 1]"""
+    """Return the first row of each graph and the total number of rows, [num_graphs + 1]."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
 def ends_of(edges: Axis) -> tuple[Axis, Axis]:
-    """The nodes that edges lead from, and those that they lead to.
+    """Return the axes of the source nodes and of the destination nodes of edges.
 
     Example:
         >>> [end.store for end in ends_of(Axis(Level.EDGE, ("author", "writes", "paper")))]
@@ -143,14 +133,13 @@ class Attribute(MappedFilesMixin):
 
     Args:
         store: The node or edge type.
-        name: What it is called.
-        axis: What its rows belong to.
-        values: All rows along dimension `dim`; a list with one entry a graph where the values are not tensors.
+        name: The name of the attribute.
+        axis: The axis of its rows.
+        values: All rows along dimension `dim`; if the values are not tensors, a list with one entry per graph.
         dim: The dimension of rows.
-        increments: How far each graph shifts the values of the graphs after it in a batch (`__inc__`), or None.
+        increments: The number that each graph adds to the values of later graphs in a batch (`__inc__`), or None.
             [num_graphs, ...]
-        doubt: What the rows could belong to as well: neither a name nor the user tells, and the numbers fit in every
-            graph.
+        doubt: A second level that fits every graph, if neither the name nor the user decides.
     """
 
     store: StoreKey
@@ -168,6 +157,6 @@ class Attribute(MappedFilesMixin):
 
     @property
     def tensor(self) -> Tensor:
-        """The values, of an attribute that is a tensor."""
+        """The values of an attribute that is a tensor."""
         assert isinstance(self.values, Tensor)  # callers ask `is_tensor` first
         return self.values

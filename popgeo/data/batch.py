@@ -1,6 +1,6 @@
-"""Puts filled tensors into PyG's `Batch`, cheaply, with what `to_data_list` needs worked out only when asked for.
+"""Builds PyG's `Batch` from filled tensors; the data for `to_data_list` is computed at its first use.
 
-What such a batch holds, tensor by tensor, is said in `batch_contents.py`.
+`batch_contents.py` describes each tensor of such a batch.
 """
 
 import weakref
@@ -17,10 +17,10 @@ from popgeo.data.separate import LazyDict, Slicer, mark, state_num_nodes
 
 
 class BatchBuilder:
-    """Makes `Batch` objects of one layout.
+    """A builder of `Batch` objects of one layout.
 
-    `Batch(**tensors)` takes longer than filling the tensors does, so an empty batch is made once by PyG itself and each
-    further one is a copy of its dictionaries.
+    `Batch(**tensors)` takes longer than filling the tensors. So PyG makes one empty batch, and each further batch is a
+    copy of its dictionaries.
     """
 
     def __init__(self, store: FlatStore, layout: Layout) -> None:
@@ -31,7 +31,7 @@ class BatchBuilder:
         template = self.cls(_base_cls=self.cls)
         for key in (*store.node_types, *store.edge_types):
             if key is not None:
-                template[key]  # PyG makes the store of a type when it is first asked for
+                template[key]  # PyG makes the store of a type at its first access
         template._num_graphs = layout.options.num_graphs
         self.rest = dict(template.__dict__)
         self.stores: list[tuple[Any, dict[str, Any]]] = [
@@ -49,12 +49,12 @@ class BatchBuilder:
     def build(
         self, tensors: Sequence[Tensor], packs: Sequence[np.ndarray], slicers: Sequence[Slicer] | None = None
     ) -> Any:
-        """A `Batch` of filled tensors.
+        """Return a `Batch` of filled tensors.
 
         Args:
-            tensors: One for each slot.
-            packs: The stored graphs of the batch; of each batch, where the tensors hold several on dimension 0.
-            slicers: What takes each batch apart, if they are not all of the same graphs.
+            tensors: One tensor per slot.
+            packs: The stored graphs of each batch; several batches are concatenated on dimension 0 of the tensors.
+            slicers: The slicer of each batch, if the batches come from different stores.
         """
         if len(self.keys) == 1:
             mappings: list[dict[str, Any]] = [dict(zip(self.names, tensors))]  # noqa: B905  hot; equal by construction
@@ -79,9 +79,9 @@ class BatchBuilder:
         return batch
 
     def _copy(self, mappings: Sequence[dict[str, Any]], private: dict[str, Any], real: tuple[LazyDict, ...]) -> Any:
-        """A batch of the given attributes, with private ones in its first store, and its real numbers in each.
+        """Return a batch with these attributes, private attributes in the first store and numbers of real rows in each.
 
-        It copies the dictionaries of an empty batch: PyG's own copies take half as long again as filling them.
+        A copy by PyG takes 1.5 times as long as filling the tensors, so this copies the dictionaries of an empty batch.
         """
         batch = object.__new__(self.cls)
         parent = weakref.ref(batch)

@@ -1,11 +1,11 @@
-"""What a batch of fixed size holds: every tensor, its shape, its order and its padding; below, the nouns for them.
+"""The contents of a batch of fixed size: every tensor with its shape, order and padding, and the types for them.
 
-A batch is a `Batch` of PyG, with three differences: its shapes never change, so it ends in padding; masks tell the real
-from the padding; and `num_nodes`, `num_edges`, `num_graphs` count slots, which `num_real_nodes`, `num_real_edges` and
-`num_real_graphs` leave out if they are padding. `len(batch)` and `to_data_list()` are of the real graphs.
+A batch is a `Batch` of PyG, with three differences. Its shapes never change, so it ends in padding. Masks distinguish
+real rows from padding. `num_nodes`, `num_edges` and `num_graphs` count slots, padding included, while `num_real_nodes`,
+`num_real_edges` and `num_real_graphs` count without padding. `len(batch)` and `to_data_list()` use real graphs only.
 
-Let N, E and G be `num_nodes`, `num_edges` and `num_graphs` of `FixedSizeOptions`: the *slots*. Let n, e and g be how
-many nodes, edges and graphs of a batch are real. At least one node and one graph are padding:
+Let N, E and G be `num_nodes`, `num_edges` and `num_graphs` of `FixedSizeOptions`: the *slots*. Let n, e and g be the
+numbers of real nodes, edges and graphs of a batch. At least one node and one graph are padding:
 
     n <= N - 1        e <= E        g <= G - 1
 
@@ -29,17 +29,17 @@ Some batches hold more:
 
 - `rowptr` [N + 1], with `sort_edges`. Edges are then sorted by destination, and those that end at node i are
   `rowptr[i]` to `rowptr[i + 1]`. It counts padding edges too, so `rowptr[N]` is E.
-- `NAME_batch` and `NAME_ptr`, for each name in `follow_batch`: what `batch` and `ptr` are, for the rows of NAME.
-- A graph attribute of k rows a graph is [k * G, ...]. Where k differs between graphs, it is [`num_rows[NAME]`, ...]:
+- `NAME_batch` and `NAME_ptr`, for each name in `follow_batch`: the `batch` and the `ptr` of the rows of NAME.
+- A graph attribute with k rows per graph is [k * G, ...]. If k differs between graphs, it is [`num_rows[NAME]`, ...]:
   the rows of all graphs, then padding.
-- Any other attribute that PyG increments, such as `face`, points in its padding at the first row after the real ones.
+- Any other attribute that PyG increments, such as `face`, refers in its padding to the first row after the real rows.
 - `train_mask`, `val_mask` and `test_mask` are False in padding, whatever fills other node attributes.
-- What is not a tensor, such as a name, is a list of G entries; padding repeats the first one, unless
-`pad_graph_defaults`
-  has another.
-- `num_trimmed_nodes` and `num_trimmed_edges` [G], where trimming is allowed: what each graph has lost.
+- An attribute that is not a tensor, such as a name, is a list of G entries. Padding repeats the first entry, unless
+  `pad_graph_defaults` has another value.
+- `num_trimmed_nodes` and `num_trimmed_edges` [G], if trimming is allowed: the nodes and edges that each graph has lost.
 
-Indices are int64, or int32 with `index_dtype`: `edge_index`, `batch`, `ptr`, `rowptr`, and what else PyG increments.
+Indices are int64, or int32 with `index_dtype`: `edge_index`, `batch`, `ptr`, `rowptr`, and every other attribute that
+PyG increments.
 
 Two graphs by hand, in 8 node slots, 7 edge slots and 4 graph slots: so n = 5, e = 5, g = 2, node 5 is the first padding
 node and graph 2 the padding graph.
@@ -68,7 +68,7 @@ tensor([0, 2, 5, 8, 8])
 (tensor([1, 1, 1, 1, 1, 0, 0, 0], dtype=torch.int32),
  tensor([1, 1, 1, 1, 1, 0, 0], dtype=torch.int32),
  tensor([1, 1, 0, 0], dtype=torch.int32))
->>> batch.rowptr                           # no edge ends at node 2, edges 2 and 3 end at node 3, 5 and 6 at node 5
+>>> batch.rowptr                           # no edge ends at node 2; edges 2 and 3 end at node 3
 tensor([0, 1, 2, 2, 4, 5, 7, 7, 7])
 >>> batch.num_nodes, batch.num_edges, batch.num_graphs
 (8, 7, 4)
@@ -81,7 +81,7 @@ is padding. Each node type's store has its own `x`, `batch`, `ptr` and `nodes_ma
 source type, row 1 nodes of the destination type; a padding edge joins the first padding nodes of both. Attributes of
 graphs and `graphs_mask` belong to the batch itself.
 
-*Several batches in one item.* The loader's `options` may ask for k batches at once, as PopTorch hands them to a device.
+*Several batches in one item.* The loader's `options` may ask for k batches at once, as PopTorch does.
 Every tensor is then the k tensors, concatenated on dimension 0: `x` is [k * N, ...], `edge_index` [2 * k, E], `batch`
 [k * N], `ptr` [k * (G + 1)]. Indices start again in each; `num_nodes`, `num_edges` and `num_graphs` count one batch.
 """
@@ -96,20 +96,20 @@ from popgeo.data.fixed_size_options import FixedSizeOptions
 
 
 class SlotKind(IntEnum):
-    """How a slot is filled."""
+    """The rule that fills a slot."""
 
     COPY = 0
-    """The rows of the graphs as they are."""
+    """The rows of the graphs, unchanged."""
     SHIFT = 1
-    """The rows of the graphs plus what the graphs before them amount to (`__inc__`), as in `edge_index`."""
+    """The rows of the graphs plus the sum of `__inc__` of all earlier graphs, as in `edge_index`."""
     SEGMENT = 2
-    """For each row the graph that it belongs to, as in `batch`."""
+    """The graph of each row, as in `batch`."""
     POINTER = 3
-    """For each graph its first row, as in `ptr`."""
+    """The first row of each graph, as in `ptr`."""
     MASK = 4
     """True for rows of real graphs."""
     ROW_POINTER = 5
-    """For each node its first edge, where edges are sorted by destination."""
+    """The first edge of each node, if edges are sorted by destination."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,21 +118,20 @@ class Slot:
 
     Args:
         store: The node or edge type.
-        name: What the tensor is called.
-        kind: How it is filled.
-        axis: What its rows are counted along.
-        shape: Its shape.
-        dtype: Its type.
+        name: The name of the tensor.
+        kind: The rule that fills it.
+        axis: The axis of its rows.
+        shape: The shape of the tensor.
+        dtype: The type of its elements.
         num_slots: Rows along the axis, padding included.
-        fixed_rows: Whether every graph, padding or not, has equally many rows along the axis, as graph attributes
-            mostly have.
-        attribute: What it is filled from, if graphs have that.
+        fixed_rows: Whether every graph, padding or not, has the same number of rows along the axis.
+        attribute: The attribute of the graphs that fills the tensor. Default: None, the batch makes it.
         outer: Elements before the dimension of rows: 2 for an `edge_index`.
         inner: Elements of one row.
-        pad_value: What padding is filled with.
-        ends: For edges: the node axis at each end, and how many nodes a batch has there.
-        largest: For `batch`: rows of the dataset's largest graph, if that is known.
-        spread: Whether padding edges are dealt out evenly to all padding nodes; otherwise the first one has them all.
+        pad_value: The value of padding.
+        ends: For edges: the node axis at each end, and the node slots of a batch there.
+        largest: For `batch`: rows of the dataset's largest graph, if known.
+        spread: Whether padding edges are distributed evenly over all padding nodes. Default: all at the first one.
     """
 
     store: StoreKey

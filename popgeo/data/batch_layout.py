@@ -1,12 +1,13 @@
-"""Lays a batch out: what may be chosen of it, and one slot for each tensor, with its shape and its rule for padding."""
+"""The layout of a batch: the user's choices, and one slot per tensor, with its shape and its rule for padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
+from popgeo.data.attribute_names import with_registered
 from popgeo.data.axes import GRAPHS, Attribute, Level, Levels, ends_of, require_certain
 from popgeo.data.batch_contents import Layout, Slot, SlotKind
 from popgeo.data.fixed_size_options import FixedSizeOptions
@@ -17,21 +18,22 @@ from popgeo.did_you_mean import require_kinds
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutChoices:
-    """How a batch is laid out, whoever makes it: a collater, a loader of many graphs, or one of a large graph.
+    """The choices for the layout of a batch, common to collaters, loaders of many graphs and loaders of a large graph.
 
-    Each of these takes the choices by their names, as keyword arguments; the noun is how they hand them on.
+    Each of these takes the choices as keyword arguments and passes them on as one object.
 
     Args:
-        add_pad_masks: Whether batches carry masks, True for what is real.
+        add_pad_masks: Whether batches have masks, True for real rows.
         follow_batch: Attributes to add an assignment vector for, as `Batch.from_data_list` does.
         exclude_keys: Attributes to leave out.
-        levels: What an attribute's rows belong to, as `{"y": "graph"}`, where names and sizes do not tell.
-        index_dtype: `torch.int64`, or `torch.int32` for machines that count in 32 bits; for `edge_index`, `batch`,
-            `ptr` and every other attribute that PyG increments.
-        sort_edges: Sorts the edges of each graph by destination and adds `rowptr`: the edges that end at node `i` are
-            `rowptr[i]` to `rowptr[i + 1]`.
-        spread_padding_edges: Deals padding edges out to all padding nodes, so that no row of a scatter is hot;
-            otherwise all are loops on the first padding node.
+        levels: The level of attributes, as `{"y": "graph"}`. Default: registered (`register_attributes`) or inferred
+            from names and numbers of rows.
+        index_dtype: `torch.int64`, or `torch.int32` for machines that count in 32 bits. It applies to `edge_index`,
+            `batch`, `ptr` and every other attribute that PyG increments.
+        sort_edges: Whether to sort the edges of each graph by destination and to add `rowptr`: the edges that end at
+            node `i` are `rowptr[i]` to `rowptr[i + 1]`.
+        spread_padding_edges: Whether to distribute padding edges over all padding nodes, so that no row of a scatter
+            receives all of them. Default: all are loops on the first padding node.
 
     Example:
         >>> LayoutChoices(follow_batch=["x"], sort_edges=True).follow_batch
@@ -50,23 +52,33 @@ class LayoutChoices:
         require_kinds(type(self).__name__, type(self).__annotations__, vars(self))
         for name in ("follow_batch", "exclude_keys"):
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+        object.__setattr__(self, "levels", with_registered(self.levels))
+
+
+class LayoutKeywords(TypedDict, total=False):
+    """The choices of `LayoutChoices` that a collater takes by keyword only."""
+
+    levels: Levels | None
+    index_dtype: torch.dtype
+    sort_edges: bool
+    spread_padding_edges: bool
 
 
 def lay_out(store: FlatStore, options: FixedSizeOptions, choices: LayoutChoices | None = None) -> Layout:
-    """Decides the slots of a batch.
+    """Return the slots of a batch.
 
     Args:
-        store: The dataset that batches are cut from, with its edges sorted where batches are to have `rowptr`.
-        options: How many slots there are, and what padding is filled with.
-        choices: What else there is to choose; None means masks, and the defaults.
+        store: The dataset of the batches. If its edges are sorted, batches have `rowptr`.
+        options: The numbers of slots and the values of padding.
+        choices: The other choices. Default: those of `LayoutChoices()`.
 
     Raises:
         ValueError: the options lack a node or edge type, or the rows of a graph attribute of varying length.
     """
     choices = choices or LayoutChoices()
-    # One number a graph is taken for the graph's; one row of several may well be a node's.
+    # A single number per graph is a label of the graph; a row of several numbers may belong to the only node.
     unsure = (a for a in store.attributes if a.doubt is Level.NODE and a.axis == GRAPHS and a.tensor.dim() > 1)
-    require_certain(unsure, "padding is of nodes or of graphs")
+    require_certain(unsure, "padding of nodes differs from padding of graphs")
     slots: list[Slot] = []
     for attribute in (one for one in store.attributes if one.is_tensor):
         slot = _attribute_slot(store, options, attribute, choices)
@@ -93,7 +105,7 @@ def lay_out(store: FlatStore, options: FixedSizeOptions, choices: LayoutChoices 
 
 
 def for_all_graphs(layout: Layout, store: FlatStore) -> Layout:
-    """The layout of batches of a dataset, all of whose graphs the store has: it knows the largest of them."""
+    """Return a layout with the size of the largest graph, for a store that has all graphs of the dataset."""
     largest = {axis: int(store.counts(axis).max(initial=0)) for axis in store.size_axes if axis.level is Level.NODE}
     known = [largest.get(slot.axis) if slot.kind is SlotKind.SEGMENT else None for slot in layout.slots]
     slots = (replace(slot, largest=most) for slot, most in zip(layout.slots, known, strict=True))
@@ -124,7 +136,7 @@ def _attribute_slot(store: FlatStore, options: FixedSizeOptions, attribute: Attr
 
 
 def _owner_slots(prefix: str, of: Slot, num_graphs: int, dtype: torch.dtype) -> list[Slot]:
-    """`batch` and `ptr` of the rows of a slot."""
+    """Return the slots `batch` and `ptr` for the rows of a slot."""
     kinds = (("batch", SlotKind.SEGMENT, of.num_slots), ("ptr", SlotKind.POINTER, num_graphs + 1))
     rows: Any = {"store": of.store, "axis": of.axis, "num_slots": of.num_slots, "fixed_rows": of.fixed_rows}
     return [Slot(name=prefix + name, kind=kind, shape=(length,), dtype=dtype, **rows) for name, kind, length in kinds]

@@ -1,4 +1,4 @@
-"""Batches for other frameworks: as NumPy arrays, and as the tuple of them that graph networks in JAX share."""
+"""Batches for other frameworks: NumPy arrays, and the tuple of arrays that JAX's graph networks use."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -6,23 +6,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from popgeo.data.attribute_names import JOINS, OF_EDGES, OF_GRAPHS, OF_NODES
+from popgeo.data.attribute_names import JOINS, OF_EDGES, OF_GRAPHS, OF_NODES, with_registered
 
 
 def as_arrays(batch: Any) -> dict[str, np.ndarray]:
-    """The tensors of a batch as NumPy arrays of the same memory; nothing is copied.
+    """Return the tensors of a batch as NumPy arrays that share its memory.
 
-    What is not a tensor, such as a list of names, is left out.
+    Attributes that are not tensors, such as lists of names, are left out.
 
     Args:
         batch: A `Batch` on the processor, or a named tuple of tensors.
 
     Returns:
-        Arrays by name; those of a node or edge type of a heterogeneous batch as `paper.x` and
+        Arrays by name. Names in a heterogeneous batch begin with the type, as `paper.x` and
         `author__writes__paper.edge_index`.
 
     Raises:
-        ValueError: a tensor lies on another device, or has a type that NumPy does not know.
+        ValueError: a tensor is on another device, or has a type that NumPy does not have.
 
     Example:
         >>> import torch
@@ -42,15 +42,15 @@ def as_arrays(batch: Any) -> dict[str, np.ndarray]:
 
 def _array(name: str, tensor: Tensor) -> np.ndarray:
     if tensor.device.type != "cpu":
-        raise ValueError(f"{name} lies on {tensor.device}; NumPy reads memory of the processor. Use device='cpu'.")
+        raise ValueError(f"{name} is on {tensor.device}; NumPy reads memory of the processor. Use device='cpu'.")
     try:
         return tensor.detach().numpy()
     except TypeError:
-        raise ValueError(f"{name} is {tensor.dtype}, which NumPy does not know; convert it, say to float32.") from None
+        raise ValueError(f"{name} is {tensor.dtype}, a type that NumPy lacks. Convert it, as to float32.") from None
 
 
 class GraphsTuple(NamedTuple):
-    """A batch of graphs with the fields, in the order, of jraph's tuple of the same name.
+    """A batch of graphs with the fields of jraph's tuple of the same name, in the same order.
 
     Attributes:
         nodes: Attributes of nodes by name. [num_nodes, ...]
@@ -59,7 +59,7 @@ class GraphsTuple(NamedTuple):
         senders: The node that each edge starts at. [num_edges]
         globals: Attributes of graphs by name. [num_graphs, ...]
         n_node: Nodes of each graph; padding nodes are in the padding graph. [num_graphs]
-        n_edge: Edges of each graph, likewise. [num_graphs]
+        n_edge: Edges of each graph; padding edges are in the padding graph. [num_graphs]
     """
 
     nodes: dict[str, np.ndarray]
@@ -72,20 +72,20 @@ class GraphsTuple(NamedTuple):
 
 
 def to_graphs_tuple(batch: Any, levels: Mapping[str, str] | None = None) -> GraphsTuple:
-    """One batch of fixed size, padding included, as senders, receivers and counts.
+    """Return a batch of fixed size, padding included, as senders, receivers and counts.
 
-    The first graph of padding owns all nodes and edges of padding, later ones are empty: `n_node` adds up to the number
-    of node slots and `n_edge` to that of edge slots, as `jraph.pad_with_graphs` makes it. Masks come along by name.
+    The first padding graph owns all padding nodes and edges; later padding graphs are empty. So `n_node` adds up to the
+    node slots and `n_edge` to the edge slots, as with `jraph.pad_with_graphs`. Masks keep their names.
 
     Args:
-        batch: A `Batch` of one node type, or the dictionary that a loader with `output="numpy"` gives.
-        levels: What an attribute belongs to, as `{"y": "graph"}`, where name and size do not tell.
+        batch: A `Batch` of one node type, or a dictionary from a loader with `output="numpy"`.
+        levels: The level of attributes, as `{"y": "graph"}`. Default: registered, or inferred from name and size.
 
     Returns:
-        Arrays that share the batch's memory, but for the counts.
+        Arrays that share the memory of the batch. Only the counts are new.
 
     Raises:
-        ValueError: it holds several node types or joined batches, or the level of an attribute is not clear.
+        ValueError: the batch has several node types or joined batches, or the level of an attribute is not clear.
 
     Example:
         >>> import torch
@@ -108,7 +108,7 @@ def to_graphs_tuple(batch: Any, levels: Mapping[str, str] | None = None) -> Grap
     parts: dict[str, dict[str, np.ndarray]] = {level: {} for level in sizes}
     for name, array in arrays.items():
         if name not in JOINS and not name.endswith(("_ptr", "_batch")):
-            parts[_level(name, array, sizes, levels or {})][name] = array
+            parts[_level(name, array, sizes, with_registered(levels) or {})][name] = array
     return GraphsTuple(
         nodes=parts["node"],
         edges=parts["edge"],

@@ -1,14 +1,14 @@
-"""A list of graphs in, one batch of fixed size out."""
+"""The collater: a list of graphs becomes one batch of fixed size."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from popgeo.data.axes import Levels, levels_of
-from popgeo.data.batch_layout import LayoutChoices, lay_out
+from popgeo.data.batch_layout import LayoutChoices, LayoutKeywords, lay_out
 from popgeo.data.cut import BatchCutter, check_fits, fills_exactly
-from popgeo.data.fixed_size_options import FixedSizeOptions, require_sizes
+from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.open_dataset import flat_graphs
 from popgeo.data.sort_edges import sort_edges
@@ -17,33 +17,34 @@ from popgeo.packing import Packs
 
 if TYPE_CHECKING:
     from torch_geometric.data import Batch, Data, HeteroData
+    from typing_extensions import Unpack
 
 
 class FixedSizeCollater:
-    """Collates graphs into a `Batch` whose shapes never change.
+    """A collater of graphs into a `Batch` of constant shapes.
 
-    What the rows of an attribute belong to is decided by the first graphs, unless `levels` says it; later graphs that
-    contradict are refused.
+    The first graphs decide the level (node, edge or graph) of each attribute, unless `levels` states it. Later graphs
+    that contradict raise a ValueError.
 
     The real nodes, edges and graphs come first and equal `Batch.from_data_list`; padding comes last. All padding nodes
-    belong to the first padding graph, and padding edges join padding nodes, so that no real value is ever touched.
+    belong to the first padding graph, and padding edges connect padding nodes, so padding never changes a real value.
 
     Args:
-        fixed_size_options: Sizes of the batch and what padding is filled with.
-        add_masks_to_batch: Adds `nodes_mask`, `edges_mask`, `graphs_mask` (True = real); heterogeneous batches carry
-            the first two in each type's store.
-        trim_nodes: Removes random nodes if there are too many. A batch then carries `num_trimmed_nodes` and
-            `num_trimmed_edges`, int64 [num_graphs]: what each graph has lost.
-        trim_edges: Removes random edges if there are too many; both directions of an undirected edge together.
+        fixed_size_options: The sizes of the batch and the values of padding.
+        add_masks_to_batch: Whether to add `nodes_mask`, `edges_mask`, `graphs_mask` (True = real). Heterogeneous
+            batches have the first two in the store of each type.
+        trim_nodes: Whether to remove random nodes if there are too many. The batch then has `num_trimmed_nodes` and
+            `num_trimmed_edges`, int64 [num_graphs]: the nodes and edges that each graph has lost.
+        trim_edges: Whether to remove random edges if there are too many, with both directions of an undirected edge.
         follow_batch: Attributes to add an assignment vector for, as `Batch.from_data_list` does.
         exclude_keys: Attributes to leave out.
         protect: A boolean node attribute, True for nodes that trimming must keep.
-        exact_fit: Lets graphs that fill all nodes and edges to the last one make a batch without padding, of up to
-            `num_graphs` real graphs, and those that fill all nodes alone, next to a padding graph without nodes, one
-            whose padding edges end outside; otherwise one node and one graph are always kept for padding.
-        generator: Source of randomness of trimming; None means torch's default one.
-        layout: What `LayoutChoices` has, as one, instead of masks, `follow_batch`, `exclude_keys` and `choices`.
-        choices: The other choices of `LayoutChoices` by their names: `levels`, `index_dtype`, `sort_edges`,
+        exact_fit: Whether to allow a batch without padding, of up to `num_graphs` real graphs, if its graphs fill all
+            nodes and edges exactly. If the graphs fill all nodes but not all edges, a padding graph without nodes
+            follows them, and padding edges end outside of the batch. Default: one node and one graph are padding.
+        generator: Source of randomness of trimming. Default: torch's global generator.
+        layout: All choices as one `LayoutChoices`, instead of masks, `follow_batch`, `exclude_keys` and `choices`.
+        choices: Other choices of `LayoutChoices` by name: `levels`, `index_dtype`, `sort_edges`,
             `spread_padding_edges`.
 
     Example:
@@ -70,7 +71,7 @@ class FixedSizeCollater:
         exact_fit: bool = False,
         generator: torch.Generator | None = None,
         layout: LayoutChoices | None = None,
-        **choices: Any,
+        **choices: "Unpack[LayoutKeywords]",
     ) -> None:
         require_sizes(fixed_size_options)
         self.options = fixed_size_options
@@ -91,13 +92,13 @@ class FixedSizeCollater:
         )
 
     def __call__(self, graphs: "Sequence[Data | HeteroData] | Batch") -> "Batch":
-        """One batch of the given graphs, which stay as they are.
+        """Return one batch of the graphs; the graphs do not change.
 
         Args:
             graphs: A list of graphs, or a `Batch` made by `Batch.from_data_list`.
 
         Raises:
-            ValueError: not a list of graphs, or more graphs, nodes or edges than fit.
+            ValueError: `graphs` is not a list of graphs, or the graphs, nodes or edges do not fit.
         """
         if hasattr(graphs, "to_data_list"):
             graphs = graphs.to_data_list()
@@ -109,14 +110,14 @@ class FixedSizeCollater:
         return batch
 
     def flat(self, graphs: "Sequence[Data | HeteroData]", numbers: Sequence[int] | None = None) -> FlatStore:
-        """The graphs as a flat dataset, with what batches hold of them; in errors they have these numbers."""
+        """Return the graphs as a flat dataset without excluded attributes; errors use these numbers of graphs."""
         numbers = range(len(graphs)) if numbers is None else numbers
         return flat_graphs(
             graphs, numbers, exclude_keys=self.layout.exclude_keys, levels=self._learned or self.layout.levels
         )
 
     def collate(self, store: FlatStore, generator: torch.Generator) -> "Batch":
-        """One batch of all graphs of a flat dataset that is not a view."""
+        """Return one batch of all graphs of a flat dataset that is not a view."""
         lost = torch.zeros(2, self.options.num_graphs, dtype=torch.int64)
         if self.trim_nodes or self.trim_edges:
             limits = self.options.limits(store.size_axes)
@@ -134,3 +135,16 @@ class FixedSizeCollater:
         if self.trim_nodes or self.trim_edges:
             batch.num_trimmed_nodes, batch.num_trimmed_edges = lost
         return batch
+
+
+def require_sizes(options: Any) -> None:
+    """Raise if the sizes of a batch are not a `FixedSizeOptions`.
+
+    Raises:
+        ValueError: the argument has a different type.
+    """
+    if not isinstance(options, FixedSizeOptions):
+        how = ", ".join(f"{name}={value!r}" for name, value in options.items()) if isinstance(options, Mapping) else ""
+        raise ValueError(
+            f"fixed_size_options is a {type(options).__name__}; pass popgeo.FixedSizeOptions({how or 'num_nodes=...'})."
+        )

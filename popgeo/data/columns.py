@@ -1,4 +1,4 @@
-"""A dataset as plain columns: what a flat store is, wherever its arrays lie."""
+"""A dataset as plain columns, in memory or mapped from disk."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ Self = TypeVar("Self", bound="Columns")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Columns(MappedFilesMixin):
-    """Flat arrays and row pointers of all graphs, and which of the graphs are shown.
+    """Flat arrays and row pointers of all graphs, and the selection of graphs that a view shows.
 
     Args:
         data_cls: The class of a graph.
-        node_types: The node types; None for the one of a graph without types.
-        edge_types: The edge types, likewise.
-        attributes: What graphs hold.
-        row_pointers: For each axis, where each graph's rows start, and their total. int64 [num_graphs + 1]
-        states_num_nodes: Node types whose size is stated by a `num_nodes` attribute, as in graphs without features.
-        indices: The graphs that this view shows, in order; None for all.
-        row_ends: Set where edges are sorted by destination: for each node of the destination type of an edge type, how
-            many edges of its graph end at it or at a node before it. int64 [total number of nodes]
+        node_types: The node types; (None,) for graphs without types.
+        edge_types: The edge types; (None,) for graphs without types.
+        attributes: The attributes of the graphs.
+        row_pointers: For each axis, the first row of each graph, and the total. int64 [num_graphs + 1]
+        states_num_nodes: Node types with a `num_nodes` attribute, as in graphs without features.
+        indices: The graphs that this view shows, in order. Default: all.
+        row_ends: Set if edges are sorted by destination. For each edge type and each node of its destination type:
+            the number of edges of the graph that end at this node or an earlier node. int64 [total number of nodes]
     """
 
     data_cls: type
@@ -48,7 +48,7 @@ class Columns(MappedFilesMixin):
 
     @property
     def graph_class(self) -> Any:
-        """The class of a graph; for graphs that were given as dictionaries PyG's `Data`, which is imported here."""
+        """The class of a graph; PyG's `Data` (imported here) if the graphs were dictionaries."""
         if self.data_cls is not dict:
             return self.data_cls
         from torch_geometric.data import Data
@@ -57,24 +57,24 @@ class Columns(MappedFilesMixin):
 
     @property
     def num_stored(self) -> int:
-        """Graphs in the arrays, whatever this view shows."""
+        """The number of graphs in the arrays, including graphs that this view does not show."""
         return next(iter(self.row_pointers.values())).numel() - 1
 
     def __len__(self) -> int:
         return self.num_stored if self.indices is None else len(self.indices)
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
-        """The stored graphs behind positions of this view."""
+        """Return the stored graphs at positions of this view."""
         return ids if self.indices is None else self.indices[ids]
 
     def view(self: Self, ids: Sequence[int] | np.ndarray) -> Self:
-        """The same arrays, showing only some graphs in a given order; nothing is copied.
+        """Return a view of some graphs in a given order, without a copy.
 
-        Negative numbers count from the end, as a list's do.
+        Negative numbers count from the end, as in a list.
 
         Raises:
             IndexError: no graph has this number.
-            ValueError: the numbers are not integers, such as those of a mask.
+            ValueError: the numbers are not integers; a mask is not allowed.
         """
         ids, count = whole_numbers(ids), len(self)
         if len(ids) and not -count <= ids.min() <= ids.max() < count:
@@ -82,19 +82,19 @@ class Columns(MappedFilesMixin):
         return dataclasses.replace(self, indices=self.rows(np.where(ids < 0, ids + count, ids)), _cache={})
 
     def counts(self, axis: Axis) -> np.ndarray:
-        """How many rows each graph of this view has along an axis. int64 [num_graphs]"""
+        """Return the number of rows of each graph of this view along an axis, int64 [num_graphs]."""
         counts = np.diff(self.row_pointers[axis].numpy())
         return counts if self.indices is None else counts[self.indices]
 
     @property
     def size_axes(self) -> tuple[Axis, ...]:
-        """The axes that a batch has budgets for: each node type, then each edge type."""
+        """The axes with a size in `FixedSizeOptions`: each node type, then each edge type."""
         nodes = tuple(Axis(Level.NODE, key) for key in self.node_types)
         return nodes + tuple(Axis(Level.EDGE, key) for key in self.edge_types)
 
     @property
     def sizes(self) -> np.ndarray:
-        """Nodes and edges (of each type) of every graph. int64 [num_graphs, num_dimensions]"""
+        """The nodes and edges (of each type) of every graph, int64 [num_graphs, num_dimensions]."""
         if "sizes" not in self._cache:
             self._cache["sizes"] = np.stack([self.counts(axis) for axis in self.size_axes], axis=1)
         return self._cache["sizes"]

@@ -1,4 +1,4 @@
-"""Fills the tensors of several batches with one call into the compiled library; `fill.py` defines what it does."""
+"""Compiled filling of the tensors of several batches in one call; `fill.py` is the definition of the result."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,18 +19,18 @@ from popgeo.native import library
 
 _INTEGERS = (torch.int32, torch.int64)
 
-_OUT = 10  # where `out` stands among the fields that `Filler._describe` lists
+_OUT = 10  # the position of `out` among the fields of `Filler._describe`
 
 
 class Filler:
-    """Fills batches of one dataset and one layout, with the compiled library if there is one."""
+    """A function that fills batches of one dataset and one layout, compiled if the library is available."""
 
     def __init__(self, store: FlatStore, layout: Layout) -> None:
         _check_rows(store, layout)
         self.store, self.layout = store, layout
         self.axes = list(store.row_pointers)
-        self.kept: list[Tensor] = []  # tensors whose addresses the table holds
-        # Zero represents one row a graph.
+        self.kept: list[Tensor] = []  # the table has addresses of these tensors
+        # Zero means one row per graph.
         of_axes = [0 if axis == GRAPHS else self._address(p.contiguous()) for axis, p in store.row_pointers.items()]
         self.row_pointers = np.array(of_axes, dtype=np.int64)
         self.of_rows = self.row_pointers.ctypes.data, len(self.axes)
@@ -42,12 +42,11 @@ class Filler:
         )
 
     def __call__(self, rows: np.ndarray, ptr: np.ndarray, out: Sequence[Tensor]) -> None:
-        """Writes batches into tensors, as `popgeo.data.fill.fill` does; the tensors may have room for more.
+        """Write batches into tensors, as `popgeo.data.fill.fill` does; the tensors may have room for more batches.
 
         Raises:
             MemoryError: there is not enough memory for the row numbers of a batch.
-            ValueError: the graphs of a batch do not fit, which callers look at before; or they come from a store on
-                disk that is damaged.
+            ValueError: the graphs of a batch do not fit (callers check this before), or the store on disk is damaged.
         """
         compare_stored(self.store, rows)
         entry = library.function("popgeo_collate", "PPqPqPqq", "i") if self.can_be_compiled else None
@@ -65,9 +64,9 @@ class Filler:
         if failed == 1:
             raise MemoryError(f"No memory for the row numbers of a batch of {len(rows)} graphs.")
         if failed == 3:
-            take(replace(self.store, indices=None), rows)  # says which index of which graph
+            take(replace(self.store, indices=None), rows)  # raises and names the index and the graph
         if failed:
-            raise ValueError(f"The {len(rows)} graphs do not fit their {num_batches} batches. Give them larger ones.")
+            raise ValueError(f"The {len(rows)} graphs do not fit their {num_batches} batches. Make the batches larger.")
 
     def __reduce__(self) -> Any:
         return Filler, (self.store, self.layout)  # addresses mean nothing in another process
@@ -77,7 +76,7 @@ class Filler:
         return library.address(tensor) if tensor.is_cpu else 0
 
     def _describe(self, slot: Slot) -> dict[str, int]:
-        """The fields of `Slot` in csrc/collate.cpp, in its order; each is a 64-bit integer or an address."""
+        """Return the fields of `Slot` in csrc/collate.cpp, in its order; each is a 64-bit integer or an address."""
         attribute = slot.attribute
         source = attribute.tensor if attribute is not None else torch.empty(0, dtype=slot.dtype)
         empty = torch.empty(slot.shape, dtype=slot.dtype)
@@ -85,7 +84,7 @@ class Filler:
         ends = [(self.axes.index(axis), number) for axis, number in slot.ends] or [(0, 0)] * 2
         pointers = {SlotKind.POINTER: self.layout.options.num_graphs + 1, SlotKind.ROW_POINTER: ends[1][1] + 1}
         num_written = pointers.get(slot.kind, slot.outer * slot.num_slots * slot.inner)
-        assert empty.numel() == num_written  # or the library would write behind the batch
+        assert empty.numel() == num_written  # otherwise the library would write outside of the batch
         row_ends = (self.store.row_ends or {}).get(slot.store) if slot.kind is SlotKind.ROW_POINTER else None
         return {
             "kind": int(slot.kind),
@@ -114,10 +113,10 @@ class Filler:
 
 
 def _check_rows(store: FlatStore, layout: Layout) -> None:
-    """Checks that row pointers ascend through rows that the arrays have, for a store that was put together by hand.
+    """Check that row pointers ascend and that the arrays have these rows; a store can be constructed by hand.
 
     Raises:
-        ValueError: an array has fewer rows than its row pointer counts.
+        ValueError: a row pointer does not ascend, or an array has fewer rows than its row pointer counts.
     """
     count, ends = store.num_stored, dict[Axis, int]()
     for axis, pointer in store.row_pointers.items():

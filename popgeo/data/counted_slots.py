@@ -1,4 +1,4 @@
-"""Finds numbers of slots that are taken for numbers of graphs: in the sums and means of a loop, outside of a model."""
+"""Warnings about numbers of slots in sums and means of a training loop, in place of numbers of real graphs."""
 
 import ast
 import linecache
@@ -17,15 +17,15 @@ _MODELS = ("torch.nn.modules.module.", "torch_geometric.", "popgeo.")
 
 
 def warn_of_counted_slots(name: str, real: str) -> None:
-    """Warn if the code that reads a number of slots puts it into a sum, a product or a quotient.
+    """Warn if the code that reads a number of slots uses it in a sum, a product or a quotient.
 
-    `total += float(loss) * batch.num_graphs` weights a mean by slots, padding included. Models may compute with slots,
-    since their shapes have that size, and so may PyG's and this package's own code. Code whose source text Python does
-    not keep, such as a script from a pipe, never gets the warning.
+    `total += float(loss) * batch.num_graphs` weights a mean by slots, padding included. Models, PyG and this package
+    may compute with slots, because their shapes have that size. Code without a source file, such as a script from a
+    pipe, never gets the warning.
 
     Args:
-        name: The attribute that is read by the caller of the calling function.
-        real: The attribute that leaves padding out.
+        name: The attribute that the caller of the calling function reads.
+        real: The attribute without padding.
     """
     if torch.compiler.is_compiling() or _is_of_a_model(frame := sys._getframe(2)):
         return
@@ -34,17 +34,17 @@ def warn_of_counted_slots(name: str, real: str) -> None:
         what = real.rpartition("_")[2]
         warnings.warn(
             f"batch.{name} counts the slots of a batch, padding included, and goes into a sum or a mean. Use "
-            f"batch.{real}, which counts real {what}; where slots are meant, write len(batch.{what}_mask).",
+            f"batch.{real}, which counts real {what}; to count slots, write len(batch.{what}_mask).",
             stacklevel=3,
         )
 
 
 @cache
 def _reads_for_sums(filename: str) -> set[tuple[int, str]]:
-    """Return the line and the attribute of each number of slots that a source text reads for a sum."""
+    """Return the line and the attribute of each number of slots that a source file uses in a sum."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
-    except (SyntaxError, ValueError):  # a template, for example, from which the code was made
+    except (SyntaxError, ValueError):  # for example a template of generated code
         return set()
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     reads = [node for node in parents if isinstance(node, ast.Attribute) and node.attr in _COUNTS]
@@ -53,7 +53,7 @@ def _reads_for_sums(filename: str) -> set[tuple[int, str]]:
 
 
 def _variable(value: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Sequence[ast.AST]:
-    """Return where a variable is read that has no other value."""
+    """Return the reads of a variable that is assigned this value and no other value."""
     match parents[value]:
         case ast.Assign(targets=[ast.Name(id=name) as target]):
             scope = _scope_of(target, parents)
@@ -65,7 +65,7 @@ def _variable(value: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Sequence[as
 
 
 def _goes_into_a_sum(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> bool:
-    """Check if a value is added, multiplied, divided or kept for a sum."""
+    """Check whether a value is added, multiplied, divided or stored for a sum."""
     parent = parents[node]
     match parent:
         case ast.BinOp(left=ast.Constant(value=int())) | ast.BinOp(right=ast.Constant(value=int())):
@@ -82,7 +82,7 @@ def _goes_into_a_sum(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> bool:
 
 
 def _is_a_shape(product: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> bool:
-    """Check if a product is an index, or an argument of a method such as `torch.zeros`."""
+    """Check whether a product is an index, or an argument of a method such as `torch.zeros`."""
     match parents[product]:
         case ast.Call(func=ast.Attribute(attr=method)):
             return method not in _KEEP

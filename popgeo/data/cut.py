@@ -1,4 +1,4 @@
-"""Cuts batches of fixed size out of a flat dataset, many at a time; and says whether graphs fit one."""
+"""Batches of fixed size from a flat dataset, many at a time, and the check that graphs fit a batch."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class BatchCutter:
-    """Makes batches of one dataset and one layout from packs of its graphs."""
+    """A maker of batches of one dataset and one layout, from packs of graphs."""
 
     def __init__(self, store: FlatStore, layout: Layout) -> None:
         self.store, self.layout = store, layout
@@ -30,13 +30,13 @@ class BatchCutter:
         self.builder = BatchBuilder(store, layout)
 
     def cut(self, packs: Packs, memory: "BatchMemory | None" = None, group: int = 1) -> "list[Batch]":
-        """One `Batch` for each pack of graphs, or for each `group` packs, joined as `super_batch.join` does.
+        """Return one `Batch` per pack of graphs, or one item per `group` packs, joined as by `super_batch.join`.
 
-        The batches share their memory in chunks: `torch.save` of one saves its chunk, unless it is cloned first.
+        Batches share memory in chunks: `torch.save` of a batch saves its chunk, unless the batch is cloned first.
 
         Args:
             packs: The graphs of each batch.
-            memory: Where to write, with room for as many batches or more; None takes new memory.
+            memory: Memory for at least this number of batches. Default: new memory.
             group: Batches in one item; it divides the number of packs.
         """
         memory = memory or BatchMemory(self.layout, len(packs), group=group)
@@ -50,12 +50,12 @@ class BatchCutter:
 
 
 class BatchMemory:
-    """The tensors of several batches, one for each slot [num_batches, *slot.shape], and views of each item's part.
+    """The tensors of several batches, one per slot [num_batches, *slot.shape], and views for each item.
 
     Args:
-        layout: How each batch is laid out.
-        num_batches: How many there are.
-        pin_memory: Whether memory is page-locked.
+        layout: The layout of each batch.
+        num_batches: The number of batches.
+        pin_memory: Whether the memory is page-locked.
         group: Batches in one item.
     """
 
@@ -71,14 +71,14 @@ class BatchMemory:
 
 
 def note_largest(tensors: Iterable[Tensor], layout: Layout) -> None:
-    """Notes at the vectors `batch` of an item how many nodes the largest graph of its dataset has, if that is known."""
+    """Attach the size of the dataset's largest graph, if known, to the vectors `batch` of an item."""
     for slot, tensor in zip(layout.slots, tensors, strict=True):
         if slot.largest is not None:
             largest_graph.note(tensor, slot.largest)
 
 
 def check_fits(store: FlatStore, options: FixedSizeOptions, packs: Packs) -> None:
-    """Checks that every pack of graphs fits a batch with a node and a graph to spare.
+    """Check that every pack of graphs fits a batch, with one node and one graph left for padding.
 
     Raises:
         ValueError: a pack has too many nodes, edges or graphs.
@@ -111,13 +111,13 @@ def check_fits(store: FlatStore, options: FixedSizeOptions, packs: Packs) -> Non
 
 
 def fills_exactly(store: FlatStore, options: FixedSizeOptions, *, but_edges: bool = False) -> bool:
-    """Whether all graphs together use every node and edge of a batch, so that there is no padding to be kept apart.
+    """Check whether the graphs together use every node and edge of a batch, so that it needs no padding.
 
     Args:
         store: The graphs.
         options: Slots of the batch.
-        but_edges: Whether edges may be fewer where a graph's slot is free: padding edges then end outside of the
-            batch, and a model that reads them is refused.
+        but_edges: Whether to allow fewer edges if a slot for a graph is free. Padding edges then end outside of the
+            batch, and a model that reads them raises an error. Default: False.
     """
     left = [options.slots(axis) for axis in store.size_axes] - store.sizes.sum(axis=0)
     spares = [but_edges and len(store) < options.num_graphs and axis.level is Level.EDGE for axis in store.size_axes]

@@ -1,4 +1,4 @@
-"""Fills the tensors of several batches at once with plain torch: the definition of what a batch holds."""
+"""Filling of the tensors of several batches with plain torch: the definition of the contents of a batch."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from popgeo.data.validate import is_unchecked
 
 
 def fill(store: FlatStore, layout: Layout, rows: np.ndarray, ptr: np.ndarray, out: Sequence[Tensor]) -> None:
-    """Writes batches into tensors.
+    """Write batches into tensors.
 
-    The graphs must fit the layout; the caller has checked it.
+    The caller has checked that the graphs fit the layout.
 
     Args:
         store: The dataset.
         layout: Slots of a batch.
         rows: Stored graphs of all batches, one batch after the other. int64 [total number of graphs]
-        ptr: Where each batch starts in `rows`. int64 [num_batches + 1]
-        out: One tensor for each slot, [num_batches, *slot.shape]; every element is overwritten.
+        ptr: The start of each batch in `rows`, and the end. int64 [num_batches + 1]
+        out: One tensor per slot, [num_batches, *slot.shape]; every element is overwritten.
     """
     chunk = _Chunk(store, torch.from_numpy(rows), torch.from_numpy(ptr), layout.options.num_graphs)
     for slot, tensor in zip(layout.slots, out, strict=True):
@@ -47,12 +47,12 @@ class _Rows:
         self.position = position - self.batch_starts[:-1][self.batch]
 
     def place(self, tensor: Tensor, values: Tensor) -> None:
-        """Writes one value for each row to its place; `tensor` is [num_batches, slots, ...]."""
+        """Write the value of each row to its place in `tensor` [num_batches, slots, ...]."""
         tensor[self.batch, self.position] = values
 
 
 class _Chunk:
-    """Batches to fill together, and what has been worked out about them."""
+    """Batches to fill together, with their row numbers along each axis."""
 
     def __init__(self, store: FlatStore, graphs: Tensor, ptr: Tensor, num_graphs: int) -> None:
         self.store, self.graphs, self.ptr, self.num_graphs = store, graphs, ptr, num_graphs
@@ -67,7 +67,7 @@ class _Chunk:
         return self._rows[axis]
 
     def offsets(self, increments: Tensor) -> tuple[Tensor, Tensor]:
-        """What the earlier graphs of its batch amount to for each graph, and what all amount to for each batch."""
+        """Return, for each graph, the sum over earlier graphs of its batch, and, for each batch, the total."""
         running = torch.cat([torch.zeros_like(increments[:1]), increments[self.graphs].cumsum(0)])
         start = running[self.ptr[:-1]]
         return running[:-1] - start[self.batch_of_graph], running[self.ptr[1:]] - start
@@ -76,7 +76,7 @@ class _Chunk:
 def _copy(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     rows = chunk.rows(slot.axis)
     out.fill_(slot.pad_value)
-    assert slot.attribute is not None  # lay_out gives one to every copied slot
+    assert slot.attribute is not None  # lay_out gives an attribute to every copied slot
     values = _shaped(slot.attribute, slot)
     shaped = out.view(len(out), slot.outer, slot.num_slots, slot.inner)
     for i in range(slot.outer):
@@ -87,15 +87,15 @@ def _shift(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     rows = chunk.rows(slot.axis)
     attribute = slot.attribute
     assert attribute is not None  # as above
-    assert attribute.increments is not None  # what makes it a shifted slot
+    assert attribute.increments is not None  # a shifted slot has increments
     if is_unchecked(attribute):
-        take(dataclasses.replace(chunk.store, indices=None), chunk.graphs.numpy())  # looks at them
+        take(dataclasses.replace(chunk.store, indices=None), chunk.graphs.numpy())  # checks the indices
     before, total = chunk.offsets(attribute.increments)
     values = _shaped(attribute, slot)
     shaped = out.view(len(out), slot.outer, slot.num_slots, slot.inner)
     for i in range(slot.outer):
         outer = i % before.shape[1]
-        # Padding points at the first row after the real ones, which is padding itself.
+        # Padding refers to the first row after the real rows, which is a padding row.
         padding = total[:, outer, None].expand(-1, slot.num_slots)
         if slot.spread:
             padding = padding + _dealt(chunk, slot, i)
@@ -105,12 +105,12 @@ def _shift(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
 
 
 def _shaped(attribute: Attribute, slot: Slot) -> Tensor:
-    """All values of an attribute as [outer, rows, inner]."""
+    """Return all values of an attribute as [outer, rows, inner]."""
     return attribute.tensor.view(slot.outer, attribute.tensor.shape[attribute.dim], slot.inner)
 
 
 def _dealt(chunk: _Chunk, slot: Slot, end: int) -> Tensor:
-    """Which padding node each padding edge joins, when they are dealt out evenly and in order. [num_batches, slots]"""
+    """Return the padding node of each padding edge, distributed evenly and in order, [num_batches, slots]."""
     axis, num_nodes = slot.ends[end]
     free_nodes = num_nodes - chunk.rows(axis).used
     used = chunk.rows(slot.axis).used
@@ -151,7 +151,7 @@ def _row_pointer(chunk: _Chunk, slot: Slot, out: Tensor) -> None:
     edges, (axis, num_nodes) = chunk.rows(slot.axis), slot.ends[1]
     nodes = chunk.rows(axis)
     node = torch.arange(1, num_nodes + 1) - nodes.used[:, None]  # 1 is the first padding node
-    free_nodes = (num_nodes - nodes.used)[:, None].clamp(min=1) if slot.spread else 1  # none where graphs fill a batch
+    free_nodes = (num_nodes - nodes.used)[:, None].clamp(min=1) if slot.spread else 1  # 0 if graphs fill a batch
     free_edges = (slot.num_slots - edges.used)[:, None]
     dealt = -(-node * free_edges // free_nodes)
     out[:, 0] = 0

@@ -1,45 +1,60 @@
-"""How many nodes, edges and graphs every batch has."""
+"""The numbers of nodes, edges and graphs of every batch, and the ways to find them."""
 
 import dataclasses
-import warnings
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from popgeo.data.attribute_names import LABELS, NEVER_PADDED, PADDED_WITH
+from popgeo.data.attribute_names import NEVER_PADDED, PADDED_WITH
 from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.found_sizes import FoundSizes
+from popgeo.data.open_dataset import OpenDataset
+from popgeo.data.row_limits import row_limits
 from popgeo.did_you_mean import names_arguments
+from popgeo.packing import tune
 
 if TYPE_CHECKING:
     from torch_geometric.transforms.pad import Padding
+    from typing_extensions import Self, Unpack
+
+
+class FillValues(TypedDict, total=False):
+    """The values of padding and the rows of graph attributes, as arguments of `FixedSizeOptions`."""
+
+    node_pad_value: "float | Padding | None"
+    edge_pad_value: "float | Padding | None"
+    graph_pad_value: "float | Padding | None"
+    pad_graph_defaults: Mapping[str, Any] | None
+    num_rows: Mapping[str, int] | None
 
 
 @names_arguments
 @dataclass(frozen=True)
-class FixedSizeOptions(FoundSizes):
-    """The fixed sizes of a batch, padding included, and what padding is filled with.
+class FixedSizeOptions:
+    """The fixed sizes of a batch, padding included, and the values of padding.
 
-    At least one node and one graph of every batch are padding, so the real graphs of a batch may use
+    At least one node and one graph of every batch are padding. So the real graphs of a batch may use
     `num_nodes - 1` nodes, `num_edges` edges and `num_graphs - 1` graphs.
 
     Args:
-        num_nodes: Nodes of a batch; for heterogeneous graphs one number for each type, or a dictionary.
-        num_edges: Edges of a batch, likewise. 0 means no edges (point clouds); None means the largest number that a
-            simple graph of `num_nodes` nodes has, `num_nodes * (num_nodes - 1)`.
-        num_graphs: Graphs of a batch, at least 2.
-        node_pad_value: Fills the node attributes of padding: a number, or PyG's `AttrNamePadding`,
-            `NodeTypePadding`. None means 0.
-        edge_pad_value: Fills the edge attributes of padding: a number, `AttrNamePadding` or `EdgeTypePadding`.
-        graph_pad_value: Fills the graph attributes of padding: a number or `AttrNamePadding`.
-        pad_graph_defaults: What padding graphs carry for single graph attributes, as `{"name": "padding"}`; strings and
-            other values that are not tensors are otherwise repeated from the first graph of the batch.
-        num_rows: Rows that a batch keeps for each graph attribute whose number of rows differs between graphs, as
-            `{"ring_index": 500}`. Default: the rows of the largest graph for each graph of a batch; those of the
-            largest graphs together if `tune` finds the sizes.
+        num_nodes: Nodes of a batch. For heterogeneous graphs: the same number for each type, or a dictionary.
+        num_edges: Edges of a batch, or a dictionary. 0 means no edges (point clouds). Default: the largest number of a
+            simple graph with `num_nodes` nodes, `num_nodes * (num_nodes - 1)`.
+        num_graphs: Graphs of a batch, at least 2. Default: 2.
+        node_pad_value: Value of node attributes in padding: a number, or PyG's `AttrNamePadding` or `NodeTypePadding`.
+            Default: 0.
+        edge_pad_value: Value of edge attributes in padding: a number, `AttrNamePadding` or `EdgeTypePadding`.
+            Default: 0, and 1e3 for `edge_shift`.
+        graph_pad_value: Value of graph attributes in padding: a number or `AttrNamePadding`. Default: 0.
+        pad_graph_defaults: Values of single graph attributes in padding, as `{"name": "padding"}`. Default for values
+            that are not tensors, such as strings: the value of the first graph of the batch.
+        num_rows: Rows of a batch for each graph attribute with a varying number of rows, as `{"ring_index": 500}`.
+            Default: room for the graph with the most rows in each place; with `tune`, the rows of the largest graphs
+            together.
 
     Raises:
         ValueError: a size is too small to hold a graph and its padding.
@@ -92,11 +107,11 @@ class FixedSizeOptions(FoundSizes):
         return sum(count for _, count in _items(self.num_edges))
 
     def is_hetero(self) -> bool:
-        """Whether both sizes are given per type."""
+        """Check whether both sizes are given per type."""
         return isinstance(self.num_nodes, dict) and isinstance(self.num_edges, dict)
 
     def to_hetero(self, node_types: Sequence[StoreKey], edge_types: Sequence[StoreKey]) -> "FixedSizeOptions":
-        """These options with every size given per type; a single number is given to each type.
+        """Return these options with a size for each type; a single number applies to each type.
 
         Raises:
             ValueError: a dictionary lacks a type.
@@ -106,7 +121,7 @@ class FixedSizeOptions(FoundSizes):
         return dataclasses.replace(self, num_nodes=nodes, num_edges=edges)
 
     def slots(self, axis: Axis) -> int:
-        """How many nodes or edges (of one type) a batch has.
+        """Return the number of nodes or edges (of one type) of a batch.
 
         Raises:
             ValueError: sizes are given per type and lack this type.
@@ -120,7 +135,7 @@ class FixedSizeOptions(FoundSizes):
         return sizes[axis.store]  # type: ignore[index]
 
     def rows(self, axis: Axis, store: FlatStore) -> int:
-        """How many rows a batch has along any axis of a dataset.
+        """Return the number of rows of a batch along any axis of a dataset.
 
         Raises:
             ValueError: the options lack a node or edge type, or the rows of a graph attribute of varying length.
@@ -136,18 +151,18 @@ class FixedSizeOptions(FoundSizes):
         low, high = int(rows.min()), int(rows.max())
         if low != high:
             raise ValueError(
-                f"Attribute {axis.name!r} has {low} to {high} rows a graph, so a batch has no fixed number of them. "
+                f"Attribute {axis.name!r} has {low} to {high} rows per graph, so a batch has no fixed number of rows. "
                 f"Pass FixedSizeOptions(num_rows={{{axis.name!r}: {high * (self.num_graphs - 1) + 1}}}), or state its "
-                f"level as levels={{{axis.name!r}: 'node'}} if it is not a graph's."
+                f"level as levels={{{axis.name!r}: 'node'}} if it does not belong to the graph."
             )
         return low * self.num_graphs
 
     def limits(self, axes: Sequence[Axis]) -> np.ndarray:
-        """What the real graphs of a batch may use along each axis: all slots, but one node of each type less."""
+        """Return the slots for real graphs along each axis: all slots, except one node of each type."""
         return np.array([self.slots(axis) - (axis.level is Level.NODE) for axis in axes], dtype=np.int64)
 
     def pad_value(self, level: Level, store: StoreKey, name: str) -> float:
-        """What fills an attribute of padding."""
+        """Return the value of an attribute in padding."""
         if level is Level.GRAPH and self.pad_graph_defaults and name in self.pad_graph_defaults:
             return self.pad_graph_defaults[name]
         if name in NEVER_PADDED:
@@ -157,24 +172,149 @@ class FixedSizeOptions(FoundSizes):
             return value.get_value(store, name)
         return PADDED_WITH.get(name, 0.0) if value is None else value
 
-    def round_to(self, multiple: int) -> "FixedSizeOptions":
-        """These options with nodes and edges, of each type, raised to multiples of a number.
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        batch_size: int,
+        sample_limit: int | None = None,
+        progress_bar: bool | None = None,
+        **values: "Unpack[FillValues]",
+    ) -> "Self":
+        """Return the smallest sizes that hold any `batch_size - 1` graphs of a dataset and the padding.
 
-        Matrix units of GPUs and TPUs work on tiles, 8 to 128 rows high: the rest of a tile costs as much as a full
-        one. `tune(align=...)` chooses among multiples from the start, so it wastes less than rounding afterwards.
+        Args:
+            dataset: A dataset, as `FixedSizeDataLoader` takes it.
+            batch_size: Graphs of a batch, the padding graph included, as in PopTorch Geometric.
+            sample_limit: The number of graphs to measure; later graphs may not fit. Default: all.
+            progress_bar: Whether to show a bar after one second. Default: at a terminal and in notebooks. Measuring a
+                dataset in memory takes milliseconds.
+            values: Values of padding and `num_rows`, as for `FixedSizeOptions`.
+
+        Example:
+            >>> import torch
+            >>> from torch_geometric.data import Data
+            >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.zeros(2, 2 * n, dtype=torch.long)) for n in (2, 5)]
+            >>> options = FixedSizeOptions.from_dataset(graphs, batch_size=4)
+            >>> options.num_nodes, options.num_edges, options.num_graphs
+            (16, 31, 4)
+        """
+        if batch_size < 2:
+            raise ValueError(f"batch_size is {batch_size}; it includes the padding graph, so pass 2 or more.")
+        if not isinstance(dataset, FlatStore) and sample_limit is not None:
+            dataset = [dataset[i] for i in range(min(sample_limit, len(dataset)))]
+        opened = OpenDataset.of(dataset, progress_bar=progress_bar)
+        return cls.worst_case(opened.store, opened.sizes.values[:sample_limit], batch_size, **values)
+
+    @classmethod
+    def worst_case(cls, store: FlatStore, sizes: np.ndarray, batch_size: int, **values: "Unpack[FillValues]") -> "Self":
+        """Return sizes that hold any `batch_size - 1` graphs and the padding.
+
+        Args:
+            store: Graphs with the node and edge types of the dataset.
+            sizes: Nodes and edges of each graph. int64 [num_graphs, num_dimensions]
+            batch_size: Graphs of a batch, the padding graph included.
+            values: Values of padding and `num_rows`, as for `FixedSizeOptions`.
+        """
+        largest = sizes.max(axis=0)
+        # A dataset without edges needs no edge slot.
+        worst = np.where(largest > 0, largest * (batch_size - 1) + 1, 0)
+        return cls.from_sizes(store, worst, batch_size, **values)
+
+    @classmethod
+    def from_sizes(
+        cls, store: FlatStore, sizes: Iterable[int], num_graphs: int, **values: "Unpack[FillValues]"
+    ) -> "Self":
+        """Return options from one number per axis of `store.size_axes`; 0 nodes of a type become 1."""
+        counts = [int(size) for size in sizes]
+        split = len(store.node_types)
+        nodes: Any = dict(zip(store.node_types, (max(1, n) for n in counts[:split]), strict=True))
+        edges: Any = dict(zip(store.edge_types, counts[split:], strict=True))
+        num_nodes, num_edges = (nodes, edges) if store.is_hetero else (nodes[None], edges[None])
+        return cls(num_nodes, num_edges, num_graphs, **values)
+
+    @classmethod
+    def tune(
+        cls,
+        dataset: Any,
+        target_graphs: float,
+        *,
+        align: int = 8,
+        cost: tuple[float, ...] | None = None,
+        verbose: bool = True,
+        **values: "Unpack[FillValues]",
+    ) -> "Self":
+        """Return the sizes that `FixedSizeStrategy.Window` fills best, for about `target_graphs` real graphs per batch.
+
+        Args:
+            dataset: A dataset, as `FixedSizeDataLoader` takes it.
+            target_graphs: Real graphs of a batch, on average.
+            align: Divisor of the nodes and of the edges of a batch. Default: 8.
+            cost: Cost of a node and of an edge, (a, b) in `a * nodes + b * edges`. Default: see `popgeo.packing.tune`.
+            verbose: Whether to print the choice with its reason, and to show a bar after one second.
+            values: Values of padding and `num_rows`, as for `FixedSizeOptions`. Default of `num_rows`: the rows that
+                the graphs with the most rows need together.
+
+        Raises:
+            ValueError: see `popgeo.packing.tune`.
+
+        Example:
+            >>> from torch_geometric.data import Data
+            >>> graphs = [Data(num_nodes=n) for n in (9, 12, 15)] * 100
+            >>> options = FixedSizeOptions.tune(graphs, target_graphs=8, verbose=False)
+            >>> options.num_nodes % 8, options.num_edges
+            (0, 0)
+        """
+        bar = None if verbose else False
+        opened = OpenDataset.of(dataset, progress_bar=bar)
+        store, sizes = opened.store, opened.sizes.values
+        split = len(store.node_types)
+        shape = tune(sizes, target_graphs, align=align, cost=cost, num_node_dims=split, progress_bar=bar)
+        if verbose:
+            labels = [axis.label for axis in store.size_axes]
+            print(re.sub(r"\bsize_(\d+)", lambda found: labels[int(found[1])], shape.reason))
+        found = cls.from_sizes(store, shape.slots, shape.num_graphs, **values)
+        return found.with_rows_for(store, each_once=True) if opened.holds_all else found
+
+    @classmethod
+    def from_loader(cls, loader: Iterable[Any], sample_limit: int = 1000, **values: "Unpack[FillValues]") -> "Self":
+        """Return the largest sizes in up to `sample_limit` batches of a loader, plus one of each for padding.
+
+        Raises:
+            ValueError: the loader is empty.
+        """
+        nodes: dict[Any, int] = {}
+        edges: dict[Any, int] = {}
+        num_graphs = 0
+        for batch in islice(loader, sample_limit):
+            for store in batch.node_stores:
+                nodes[store._key] = max(nodes.get(store._key, 1), int(store.num_nodes or 0) + 1)
+            for store in batch.edge_stores:
+                edges[store._key] = max(edges.get(store._key, 1), int(store.num_edges or 0) + 1)
+            num_graphs = max(num_graphs, int(getattr(batch, "num_graphs", 1)) + 1)
+        if not num_graphs:
+            raise ValueError("The loader yields no batch, so no size can be measured. Pass a loader that is not empty.")
+        num_nodes, num_edges = (nodes[None], edges[None]) if None in nodes else (nodes, edges)
+        return cls(num_nodes, num_edges, num_graphs, **values)
+
+    def round_to(self, multiple: int) -> "FixedSizeOptions":
+        """Return these options with nodes and edges, of each type, raised to multiples of a number.
+
+        Matrix units of GPUs and TPUs work on tiles of 8 to 128 rows, and a partly filled tile costs as much as a full
+        tile. `tune(align=...)` considers multiples only, so it wastes less than rounding afterwards.
 
         Args:
             multiple: 8 for half precision on GPUs, 64 for whole tiles, 128 on TPUs.
 
         Raises:
-            ValueError: it is not an integer of at least 1.
+            ValueError: `multiple` is not an integer of at least 1.
 
         Example:
             >>> FixedSizeOptions(num_nodes=100, num_edges=0, num_graphs=5).round_to(64)
             FixedSizeOptions(num_nodes=128, num_edges=0, num_graphs=5)
         """
         if type(multiple) is not int or multiple < 1:
-            raise ValueError(f"round_to is given {multiple!r}; it takes an integer of at least 1.")
+            raise ValueError(f"round_to got {multiple!r}; pass an integer of at least 1.")
 
         def raised(sizes: Any) -> Any:
             if isinstance(sizes, dict):
@@ -183,57 +323,20 @@ class FixedSizeOptions(FoundSizes):
 
         return dataclasses.replace(self, num_nodes=raised(self.num_nodes), num_edges=raised(self.num_edges))
 
-    def with_rows_for(self, store: FlatStore, each_once: bool = False) -> "FixedSizeOptions":
-        """Return these options with room for graph attributes of varying length, as the longest of a dataset need.
+    def with_rows_for(self, store: FlatStore, each_once: bool = False) -> "Self":
+        """Return these options with enough `num_rows` for every graph attribute of varying length.
 
-        Warns if nearly all of that room is padding, unless it is the least that holds each graph once.
+        Warn if over 90 % of these rows are padding, unless a batch holds each graph at most once.
 
         Args:
             store: The dataset.
-            each_once: Whether no batch holds a graph twice.
+            each_once: Whether a batch holds each graph at most once. Default: False.
 
         Raises:
-            ValueError: labels of graphs have different numbers of rows, and `num_rows` does not have the attribute.
+            ValueError: a label has different numbers of rows in different graphs, and `num_rows` has no entry for it.
         """
-        rows, real = dict(self.num_rows or {}), self.num_graphs - 1
-        for axis, pointer in store.row_pointers.items():
-            if axis.level is not Level.GRAPH or axis.name is None or axis.name in rows or not len(store):
-                continue
-            counts = store.counts(axis)
-            largest, first = int(counts.argmax()), int(counts[0])
-            if pointer.diff().min() == pointer.diff().max():
-                continue
-            needed = 1 + int(np.sort(counts)[-real:].sum() if each_once else counts[largest] * real)
-            if axis.name in LABELS and (counts != first).any():
-                other = int((counts != first).argmax())
-                raise ValueError(
-                    f"Graph {other} has {counts[other]} rows in {axis.name!r} and graph 0 has {first}. A label has the "
-                    f"same number of rows in every graph, or one per node or edge. Correct the graphs, or pass "
-                    f"FixedSizeOptions(num_rows={{{axis.name!r}: {needed}}}) if the numbers of rows are meant."
-                )
-            if not each_once and counts.mean() * real < 0.1 * needed:
-                warnings.warn(
-                    f"A batch keeps {needed:,} rows for {axis.name!r}, as graph {largest} has {counts[largest]:,}; "
-                    f"the mean is {counts.mean():.1f}, so more than 90 % of the rows are padding. Pass fewer, as "
-                    f"FixedSizeOptions(num_rows={{{axis.name!r}: {int(counts[largest] + 2 * counts.mean() * real) + 1}"
-                    "}), take the sizes from FixedSizeOptions.tune, or leave that graph out.",
-                    stacklevel=4,
-                )
-            rows[axis.name] = needed
+        rows = row_limits(store, self.num_graphs - 1, self.num_rows or {}, each_once)
         return dataclasses.replace(self, num_rows=rows) if rows else self
-
-
-def require_sizes(options: Any) -> None:
-    """Raise if something else is given for the sizes of a batch.
-
-    Raises:
-        ValueError: the argument is not a `FixedSizeOptions`.
-    """
-    if not isinstance(options, FixedSizeOptions):
-        how = ", ".join(f"{name}={value!r}" for name, value in options.items()) if isinstance(options, Mapping) else ""
-        raise ValueError(
-            f"fixed_size_options is a {type(options).__name__}; pass popgeo.FixedSizeOptions({how or 'num_nodes=...'})."
-        )
 
 
 def _check_each(name: str, sizes: Any, least: int, why: str) -> None:

@@ -1,4 +1,4 @@
-"""A dataset as flat arrays and row pointers: what every batch is cut from."""
+"""A dataset as flat arrays and row pointers, the source of every batch."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
+from popgeo.data.attribute_names import with_registered
 from popgeo.data.axes import Axis, Guess, Level, Levels, StoreKey
 from popgeo.data.columns import Columns
 from popgeo.data.pyg_counts import axis_of
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 class FlatStore(Columns):
     """A dataset of `Data` or `HeteroData` as flat arrays and row pointers.
 
-    The arrays of an `InMemoryDataset` are used where they lie, without a copy; a list of graphs is concatenated once.
-    Make one with `FlatStore.from_dataset`. A `FlatStore` is accepted wherever a dataset is.
+    The arrays of an `InMemoryDataset` are used without a copy; a list of graphs is concatenated once.
+    `FlatStore.from_dataset` makes a store. Every function that takes a dataset also takes a `FlatStore`.
 
     Example:
         >>> import torch
@@ -51,17 +52,17 @@ class FlatStore(Columns):
         progress_bar: bool | None = None,
         validate: bool | None = None,
     ) -> "FlatStore":
-        """Flattens a dataset.
+        """Return a dataset as flat arrays.
 
         Args:
-            dataset: An `InMemoryDataset` without transform (also indexed, shuffled or split), a list of `Data` or
-                `HeteroData`, or of dictionaries of tensors by name, or a `Subset` or `ConcatDataset` of those.
+            dataset: An `InMemoryDataset` without transform (also indexed, shuffled or split); a list of `Data`, of
+                `HeteroData`, or of dictionaries from names to tensors; or a `Subset` or `ConcatDataset` of these.
             exclude_keys: Attributes to leave out.
-            levels: What an attribute's rows belong to, as `{"y": "graph"}`; the others are inferred.
-            progress_bar: Whether to show a bar where reading the graphs lasts longer than a second; None means at a
-                terminal and in notebooks.
-            validate: Whether graphs are checked: None checks that every edge ends in its own graph, True also that
-                positions are finite, False nothing. A `FlatStore` has been checked when it was made.
+            levels: The level of attributes, as `{"y": "graph"}`. Default: registered (`register_attributes`) or
+                inferred from names and numbers of rows.
+            progress_bar: Whether to show a bar after one second. Default: at a terminal and in notebooks.
+            validate: The checks of the graphs. None checks that every edge ends in its own graph, True also that
+                positions are finite, False nothing. A `FlatStore` is not checked a second time.
 
         Raises:
             ValueError: the dataset is empty, mixes `Data` and `HeteroData`, its graphs differ in attributes or types,
@@ -76,36 +77,36 @@ class FlatStore(Columns):
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool | None = None) -> "FlatStore":
-        """Opens a store on disk, which `save` or `popgeo.data.write` has written; it can do all that one in memory can.
+        """Open a store on disk that `save` or `popgeo.data.write` has written.
 
-        Its arrays are mapped: nothing is read until it is used, processes share what has been read, and the system
-        takes the memory back when it needs it. They are read-only; a graph (`store[i]`) or a batch is a copy.
+        Its arrays are memory maps: each page is read at its first use, processes share the pages, and the system frees
+        them when it needs memory. The arrays are read-only; a graph (`store[i]`) or a batch is a copy.
 
         Args:
             folder: The folder.
-            verify: When checksums are compared: None compares a block of a file when it is first used in a process,
-                True all blocks at once, which reads them, False none. Lengths, shapes and row pointers always are.
+            verify: The comparison with checksums. None compares each block of a file at its first use in a process,
+                True compares (and reads) all blocks now, False compares none. Lengths, shapes and row pointers are
+                always checked.
 
         Raises:
-            ValueError: the folder is not a store, or a file is damaged, which is named; later, too, if one is used.
+            ValueError: the folder is not a store, or a file is damaged. Damage may also be found later, at first use.
         """
         from popgeo.data.store.open_folder import open_folder
 
         return cls(**vars(open_folder(Path(folder), verify)))
 
     def save(self, folder: str | Path, *, buffer_bytes: int = BUFFER_BYTES, progress_bar: bool | None = None) -> None:
-        """Writes the graphs into a new folder, from which `FlatStore.open` reads them.
+        """Write the graphs into a new folder for `FlatStore.open`.
 
-        The folder is whole or not there. Where writing was interrupted, the same call continues where it was.
+        The folder appears when it is complete. After an interruption the same call continues.
 
         Args:
             folder: The folder, which must not exist.
-            buffer_bytes: The most that is copied in memory at a time.
-            progress_bar: Whether to show a bar if it lasts longer than a second; None means at a terminal and in
-                notebooks.
+            buffer_bytes: The largest number of bytes to copy in memory at a time.
+            progress_bar: Whether to show a bar after one second. Default: at a terminal and in notebooks.
 
         Raises:
-            ValueError: the folder exists, another process writes it, or it was begun with other graphs.
+            ValueError: the folder exists, another process writes it, or its beginning has other graphs.
         """
         save_columns(self, Path(folder), buffer_bytes=buffer_bytes, progress_bar=progress_bar)
 
@@ -115,13 +116,13 @@ class FlatStore(Columns):
     def __getitem__(self, index: slice | Sequence[int] | np.ndarray | torch.Tensor) -> "FlatStore": ...
 
     def __getitem__(self, index: Any) -> Any:
-        """One graph, a copy, as PyG's object; or a view of those of a slice, of a list of numbers, or of a mask."""
+        """Return a copy of one graph as PyG's object, or a view of the graphs of a slice, a list or a mask."""
         if isinstance(index, int) or getattr(index, "ndim", 1) == 0:
             return _graph_at(self, int(self.view([int(index)]).rows(np.zeros(1, int))[0]))
         return self.view(np.arange(len(self))[index.numpy() if isinstance(index, torch.Tensor) else index])
 
     def __iter__(self) -> "Iterator[Data | HeteroData]":
-        """The graphs of this view, one after the other, each a copy."""
+        """Yield a copy of each graph of this view."""
         return (self[i] for i in range(len(self)))
 
     @classmethod
@@ -129,17 +130,17 @@ class FlatStore(Columns):
         cls, dataset: Any, exclude_keys: Sequence[str] | None, levels: Levels | None, progress_bar: bool | None
     ) -> "FlatStore":
         if isinstance(dataset, FlatStore):
-            return dataset._without(set(exclude_keys or ()))._with_levels(levels or {})
+            return dataset._without(set(exclude_keys or ()))._with_levels(with_registered(levels) or {})
         if isinstance(dataset, Subset):
             return cls._flattened(dataset.dataset, exclude_keys, levels, progress_bar).view(dataset.indices)
         if isinstance(dataset, (list, tuple)) and dataset and all(isinstance(graph, dict) for graph in dataset):
-            return cls(**vars(read_dictionaries(dataset, set(exclude_keys or ()), levels or {})))
+            return cls(**vars(read_dictionaries(dataset, set(exclude_keys or ()), levels)))
         from popgeo.data.read_pyg import read
 
         return cls(**vars(read(dataset, set(exclude_keys or ()), levels, progress_bar)))
 
     def _without(self, names: set[str]) -> "FlatStore":
-        """The same graphs without some attributes; without any that counts edges they have none."""
+        """Return the graphs without some attributes; without an attribute of edges the graphs have no edges."""
         left = tuple(attribute for attribute in self.attributes if attribute.name not in names)
         if len(left) == len(self.attributes):
             return self
@@ -151,10 +152,10 @@ class FlatStore(Columns):
         return dataclasses.replace(self, attributes=left, row_pointers=pointers, row_ends=ends, _cache={})
 
     def _with_levels(self, levels: Levels) -> "FlatStore":
-        """The same graphs with what attributes are said to belong to.
+        """Return the graphs with the stated levels of attributes.
 
         Raises:
-            ValueError: the numbers of rows say otherwise, or edges were sorted when that was not known.
+            ValueError: a number of rows contradicts a level, or edges were sorted with a different level.
         """
         if not levels:
             return self
@@ -170,15 +171,15 @@ class FlatStore(Columns):
         return dataclasses.replace(self, attributes=tuple(attributes), row_pointers=pointers, _cache={})
 
     def level(self, name: str, store: StoreKey = None) -> Level:
-        """What the rows of an attribute belong to.
+        """Return the level of an attribute.
 
         Raises:
-            ValueError: there is no such attribute.
+            ValueError: the graphs do not have the attribute.
         """
         for attribute in self.attributes:
             if (attribute.store, attribute.name) == (store, name):
                 return attribute.axis.level
-        raise ValueError(f"No attribute {name!r} here; there are {[a.name for a in self.attributes]}.")
+        raise ValueError(f"The graphs have no attribute {name!r}; they have {[a.name for a in self.attributes]}.")
 
     def __repr__(self) -> str:
         total = self.sizes.sum(axis=0)
@@ -195,7 +196,7 @@ class FlatStore(Columns):
 
 
 def _graph_at(columns: Columns, graph: int) -> "Data | HeteroData":
-    """A stored graph as `Data` or `HeteroData`, with tensors of its own."""
+    """Return a copy of a stored graph as `Data` or `HeteroData`."""
     compare_stored(columns, np.array([graph]))
     data = columns.graph_class()
     stores: dict[Any, Any] = {key: data[key] for key in (*columns.node_types, *columns.edge_types) if key is not None}
@@ -216,12 +217,12 @@ def _graph_at(columns: Columns, graph: int) -> "Data | HeteroData":
 
 
 def _holds_store(dataset: Any) -> bool:
-    """Whether the graphs come from a flat store, also through subsets."""
+    """Check whether the graphs come from a flat store, directly or through subsets."""
     return _holds_store(dataset.dataset) if isinstance(dataset, Subset) else isinstance(dataset, FlatStore)
 
 
 def why_not_flat(dataset: Any) -> str | None:
-    """Why a dataset must be fetched graph by graph instead of being flattened, or None if it need not.
+    """Return the reason to fetch a dataset graph by graph; None if it can be flattened.
 
     Example:
         >>> why_not_flat([]) is None

@@ -1,4 +1,4 @@
-"""Masks, True for what is real: what they are called, and where they are in a batch."""
+"""The names and the slots of masks, which are True for real rows."""
 
 import torch
 
@@ -10,11 +10,11 @@ MASKS = {Level.NODE: "nodes_mask", Level.EDGE: "edges_mask", Level.GRAPH: "graph
 
 
 def mask_slot(axis: Axis, num_slots: int) -> Slot:
-    """The mask of nodes or edges of a type, or of graphs.
+    """Return the slot for the mask of a node type, of an edge type or of graphs.
 
     Args:
-        axis: What it is a mask of.
-        num_slots: How many of them a batch has, padding included.
+        axis: The axis of the mask.
+        num_slots: The length of the mask, padding included.
 
     Example:
         >>> mask_slot(Axis(Level.NODE, "paper"), 8).name

@@ -1,4 +1,4 @@
-"""A dataset as it was found: its columns, how large its graphs are, whether they are all there, and if not, why."""
+"""A dataset before batches are made of it: its columns and the sizes of its graphs."""
 
 import re
 import weakref
@@ -9,33 +9,33 @@ from typing import Any
 
 import numpy as np
 
+from popgeo.data.attribute_names import with_registered
 from popgeo.data.axes import Levels
 from popgeo.data.flat_store import FlatStore, why_not_flat
 from popgeo.progress import progress
 
-_LOOKED_AT = 16  # graphs that tell what the attributes of a dataset belong to
+_LOOKED_AT = 16  # graphs that decide the levels of attributes
 _MEASURED_AT_ONCE = 256
-_FIRST_AT_MOST = 4096  # graphs to look at before the user is asked
+_FIRST_AT_MOST = 4096  # graphs that are read before a doubtful level becomes an error
 
 _Kept = dict[Any, tuple[Any, np.ndarray]]
-# By the dataset, until it goes: the sizes, and the transform that they were read with,
-# which changes the graphs of a dataset of PyG when they are fetched, perhaps their sizes too.
+# For each living dataset: its sizes and the transform at the time of reading. PyG applies the transform to each fetched
+# graph, so it may change sizes.
 _KEPT: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
 
 
 class GraphSizes:
-    """Nodes and edges of each graph of a dataset, which is read for them only where they are needed.
+    """The numbers of nodes and edges of each graph of a dataset, read at their first use.
 
-    Datasets that lie in memory tell them at once. Any other is read whole, with a progress bar; the result is kept
-    as long as the dataset object lives, for every loader of it.
+    The sizes of a dataset in memory are known. Any other dataset is read once, with a progress bar, and the sizes are
+    kept for all loaders as long as the dataset object exists.
 
     Args:
-        dataset: What `FixedSizeDataLoader` takes.
+        dataset: A dataset, as `FixedSizeDataLoader` takes it.
         exclude_keys: Attributes to leave out; a graph without `edge_index` has no edges.
-        levels: What an attribute's rows belong to, where names and sizes do not tell.
-        known: The sizes, if they are known already. int64 [num_graphs, num_dimensions]
-        progress_bar: Whether to show a bar where reading lasts longer than a second; None means at a terminal and in
-            notebooks.
+        levels: The level of attributes. Default: registered or inferred.
+        known: The sizes, if they are known. int64 [num_graphs, num_dimensions]
+        progress_bar: Whether to show a bar after one second. Default: at a terminal and in notebooks.
 
     Example:
         >>> import torch
@@ -55,14 +55,14 @@ class GraphSizes:
         progress_bar: bool | None = None,
     ) -> None:
         self._dataset, self._known, self._progress_bar = dataset, known, progress_bar
-        self._choices: dict[str, Any] = {"exclude_keys": sorted(exclude_keys or ()), "levels": levels}
+        self._choices: dict[str, Any] = {"exclude_keys": sorted(exclude_keys or ()), "levels": with_registered(levels)}
 
     def __len__(self) -> int:
         return len(self._dataset) if self._known is None else len(self._known)
 
     @property
     def are_known(self) -> bool:
-        """Whether `values` reads nothing."""
+        """Whether `values` needs no reading."""
         if self._known is None:
             transform, sizes = _kept(self._dataset).get(repr(self._choices), (None, None))
             as_read = transform is getattr(self._dataset, "transform", None)
@@ -72,7 +72,7 @@ class GraphSizes:
 
     @property
     def values(self) -> np.ndarray:
-        """Nodes and edges (of each type) of every graph. int64 [num_graphs, num_dimensions]"""
+        """The nodes and edges (of each type) of every graph, int64 [num_graphs, num_dimensions]."""
         if not self.are_known:
             self._known = self._read()
             _kept(self._dataset)[repr(self._choices)] = (getattr(self._dataset, "transform", None), self._known)
@@ -95,16 +95,16 @@ class GraphSizes:
 def flat_graphs(
     graphs: Sequence[Any], numbers: Sequence[int], check: Callable[[FlatStore], None] | None = None, **choices: Any
 ) -> FlatStore:
-    """Some graphs of a dataset, flat, whose errors call them by their numbers in it.
+    """Return some graphs of a dataset as a flat store; errors name a graph by its number in the dataset.
 
     Args:
         graphs: Some graphs.
-        numbers: Their numbers in the dataset.
-        check: Called with the result; its ValueError is raised with the number of a graph, too.
-        choices: As `FlatStore.from_dataset` takes them.
+        numbers: The numbers of these graphs in the dataset.
+        check: A function that checks the result. The number of a graph is added to its errors.
+        choices: Arguments of `FlatStore.from_dataset`.
 
     Raises:
-        ValueError: see `FlatStore.from_dataset`, or `check` raises it.
+        ValueError: see `FlatStore.from_dataset`; or `check` raises it.
     """
 
     def flat(some: Sequence[Any]) -> FlatStore:
@@ -128,9 +128,9 @@ def flat_graphs(
 def first_graphs(
     dataset: Any, count: int, exclude_keys: Sequence[str] | None, levels: Levels | None = None
 ) -> FlatStore:
-    """The first graphs of a dataset, flat: enough to know how a batch of it is laid out.
+    """Return the first graphs of a dataset as a flat store, enough for the layout of a batch.
 
-    If that many leave in doubt what an attribute belongs to, such as graphs of one node, more are looked at.
+    If two levels fit an attribute, as in graphs of one node, more graphs are read.
 
     Raises:
         ValueError: the dataset is empty, or its graphs differ in attributes or types.
@@ -153,20 +153,19 @@ def first_graphs(
 def _kept(dataset: Any) -> _Kept:
     try:
         return _KEPT.setdefault(dataset, {})
-    except TypeError:  # a list, whose sizes are read quickly
+    except TypeError:  # a list; its sizes are read quickly
         return {}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpenDataset:
-    """What is known of a dataset before a batch is made of it.
+    """A dataset with its columns and the sizes of its graphs.
 
     Attributes:
         dataset: The dataset.
-        store: Its graphs, flat; only the first graphs, which show how a batch is laid out, if others must be fetched
-            one by one.
-        sizes: Nodes and edges of every graph, read when first asked for.
-        why_not_all: Why `store` has only the first graphs; None if it has all of them.
+        store: All graphs as a flat store; only the first graphs if the graphs must be fetched one by one.
+        sizes: Nodes and edges of every graph, read at their first use.
+        why_not_all: The reason if `store` has only the first graphs; None if it has all graphs.
     """
 
     dataset: Any
@@ -183,14 +182,13 @@ class OpenDataset:
         levels: Levels | None = None,
         progress_bar: bool | None = None,
     ) -> "OpenDataset":
-        """Reads a dataset that is in memory or flat on disk; of any other dataset, the first graphs.
+        """Read a whole dataset if it is in memory or a store on disk; otherwise read its first graphs.
 
         Args:
-            dataset: What `FixedSizeDataLoader` takes.
+            dataset: A dataset, as `FixedSizeDataLoader` takes it.
             exclude_keys: Attributes to leave out.
-            levels: What an attribute's rows belong to, if names and sizes do not tell.
-            progress_bar: Whether to show a bar if reading lasts longer than a second; None means at a terminal and in
-                notebooks.
+            levels: The level of attributes. Default: registered or inferred.
+            progress_bar: Whether to show a bar after one second. Default: at a terminal and in notebooks.
 
         Raises:
             ValueError: the dataset is empty, or its graphs differ in attributes or types.
@@ -198,7 +196,7 @@ class OpenDataset:
         Example:
             >>> import torch
             >>> from torch_geometric.data import Data
-            >>> opened = Opened.of([Data(x=torch.ones(n, 1)) for n in (2, 3)])
+            >>> opened = OpenDataset.of([Data(x=torch.ones(n, 1)) for n in (2, 3)])
             >>> opened.store, opened.holds_all
             (FlatStore(2 graphs, 5 nodes, 0 edges; x: node), True)
         """

@@ -1,4 +1,4 @@
-"""Padding for one graph, as a transform of PyG; and no padding again, for a graph or a batch."""
+"""A transform that pads one graph, and the removal of padding from a graph or a batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.transforms.pad import Padding
 
-from popgeo.data.attribute_names import SPLIT_MASKS
+from popgeo.data.attribute_names import SPLIT_MASKS, with_registered
 from popgeo.data.axes import GRAPHS, Axis, Level, Levels, ends_of, require_certain
 from popgeo.data.batch_contents import SlotKind
 from popgeo.data.batch_layout import LayoutChoices, lay_out
@@ -21,24 +21,25 @@ from popgeo.data.super_batch import split
 
 
 class Pad(BaseTransform):
-    """Grows the nodes and edges of one graph to fixed numbers; graph attributes stay as they are.
+    """A transform that pads the nodes and edges of a graph to fixed numbers; graph attributes do not change.
 
-    Takes the arguments of PyG's transform of this name, and composes with PyG's transforms. Unlike that one, padding
-    edges never point at a node that does not exist: they are loops on the first padding node, and a graph that needs
-    padding edges but has no room for a padding node is refused.
+    It takes the arguments of PyG's transform of the same name, and composes with PyG's transforms. PyG's padding edges
+    may point at a node that does not exist. Here padding edges are loops on the first padding node, and a graph that
+    needs padding edges but has no room for a padding node raises a ValueError.
 
     Args:
-        max_num_nodes: Nodes of the result, or a number for each node type.
-        max_num_edges: Edges of the result, or a number for each edge type; None means `max_num_nodes` squared.
-        node_pad_value: Fills node attributes of padding: a number, `AttrNamePadding` or `NodeTypePadding`.
-        edge_pad_value: Fills edge attributes of padding: a number, `AttrNamePadding` or `EdgeTypePadding`.
-        mask_pad_value: Fills `train_mask`, `val_mask` and `test_mask`.
-        add_pad_mask: Adds `nodes_mask` and `edges_mask`, True for what is real.
+        max_num_nodes: Nodes of the result, or a number per node type.
+        max_num_edges: Edges of the result, or a number per edge type. Default: `max_num_nodes` squared.
+        node_pad_value: Value of node attributes in padding: a number, `AttrNamePadding` or `NodeTypePadding`.
+        edge_pad_value: Value of edge attributes in padding: a number, `AttrNamePadding` or `EdgeTypePadding`.
+        mask_pad_value: Value of `train_mask`, `val_mask` and `test_mask` in padding.
+        add_pad_mask: Whether to add `nodes_mask` and `edges_mask`, True for real rows.
         exclude_keys: Attributes to remove.
-        levels: What an attribute's rows belong to, as `{"length": "edge"}`, where name and number do not tell.
+        levels: The level of attributes, as `{"length": "edge"}`. Default: registered (`register_attributes`) or
+            inferred from name and number of rows.
 
     Raises:
-        ValueError: when called with a graph that is too large, or one that needs `levels`.
+        ValueError: the transform is called with a graph that is too large, or that needs `levels`.
 
     Example:
         >>> graph = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))
@@ -70,12 +71,12 @@ class Pad(BaseTransform):
             max_num_nodes, max_num_edges, node_pad_value=node_pad_value, edge_pad_value=edge_pad_value
         )
         self.mask_pad_value, self.add_pad_mask = mask_pad_value, add_pad_mask
-        self.exclude_keys, self.levels = tuple(exclude_keys or ()), levels
+        self.exclude_keys, self.levels = tuple(exclude_keys or ()), with_registered(levels)
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
-        """The padded graph; `data` is PyG's shallow copy of the caller's graph."""
+        """Return the padded graph; `data` is PyG's shallow copy of the caller's graph."""
         store = FlatStore.from_dataset([data], exclude_keys=self.exclude_keys, levels=self.levels)
-        require_certain((a for a in store.attributes if a.axis != GRAPHS), "each kind gets padding of its own")
+        require_certain((a for a in store.attributes if a.axis != GRAPHS), "padding differs between them")
         self._check(store)
         layout = lay_out(store, self.options, LayoutChoices(add_pad_masks=self.add_pad_mask))
         tensors = [torch.empty((1, *slot.shape), dtype=slot.dtype) for slot in layout.slots]
@@ -115,14 +116,14 @@ class Pad(BaseTransform):
 
 
 def unpad(batch: Batch | Data | HeteroData, levels: Levels | None = None) -> list[Data | HeteroData]:
-    """The real graphs of a batch of fixed size, without padding.
+    """Return the real graphs of a batch of fixed size, without padding.
 
     Args:
-        batch: A batch that carries its masks, also a joined one, or one graph grown by `Pad(add_pad_mask=True)`.
-        levels: What an attribute's rows belong to, as `Pad` takes it, where name and number do not tell.
+        batch: A batch with masks, also several joined batches, or a graph from `Pad(add_pad_mask=True)`.
+        levels: The level of attributes, as for `Pad`.
 
     Raises:
-        ValueError: there are no masks, or one graph needs `levels`.
+        ValueError: the batch has no masks, or a graph needs `levels`.
 
     Example:
         >>> from popgeo.data import FixedSizeCollater, FixedSizeOptions
@@ -143,18 +144,18 @@ def unpad(batch: Batch | Data | HeteroData, levels: Levels | None = None) -> lis
 
 
 def _unpad_graph(data: Any, levels: Levels | None) -> Any:
-    """A graph that `Pad(add_pad_mask=True)` has grown, without its padding; a new object.
+    """Return a copy of a graph from `Pad(add_pad_mask=True)` without its padding.
 
     Raises:
-        ValueError: it carries no masks.
+        ValueError: the graph has no masks.
     """
     store = FlatStore.from_dataset([data], levels=levels)
-    require_certain((a for a in store.attributes if a.axis != GRAPHS), "each kind has padding of its own")
+    require_certain((a for a in store.attributes if a.axis != GRAPHS), "padding differs between them")
     out = data.__copy__()
     parts = {part._key: part for part in out.stores}
     masks = (MASKS[Level.NODE], MASKS[Level.EDGE])
     if not store.is_hetero and not any(mask in out for mask in masks):
-        raise ValueError("The graph carries no nodes_mask, so its padding is unknown. Pass Pad(add_pad_mask=True).")
+        raise ValueError("The graph has no nodes_mask, so its padding is unknown. Pass Pad(add_pad_mask=True).")
     for attribute in store.attributes:
         part, name, mask = parts[attribute.store], attribute.name, MASKS[attribute.axis.level]
         if mask in masks and mask in part and name not in masks and attribute.is_tensor:

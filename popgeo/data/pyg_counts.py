@@ -1,4 +1,4 @@
-"""What PyG's attributes count: nodes and edges, whose rows an attribute has, how far it shifts what follows it."""
+"""The level of each attribute (node, edge or graph), the counts of nodes and edges, and index offsets, as in PyG."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,15 @@ from popgeo.data.columns import Columns
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JoinedColumn:
-    """One attribute of all graphs as PyG joins it, before it is known what its rows belong to.
+    """One attribute of all graphs, concatenated as PyG does, before its level is known.
 
     Args:
-        name: What it is called.
-        values: All rows along dimension `dim`; a list with one entry a graph where the values are not tensors.
-        slices: Where each graph's rows start, and their total; None for a list. [num_graphs + 1]
+        name: The name of the attribute.
+        values: All rows along dimension `dim`; if the values are not tensors, a list with one entry per graph.
+        slices: The first row of each graph, and the total; None for a list. [num_graphs + 1]
         dim: The dimension of rows.
-        increments: What a class's own `__inc__` says of each graph; None if it has PyG's. [num_graphs, ...]
-        is_number: Whether graphs have plain numbers, which are not a batch vector whatever they are called.
+        increments: The result of `__inc__` for each graph, if the class overrides it. [num_graphs, ...]
+        is_number: Whether each graph has a plain number. A plain number is not a batch vector, whatever its name.
     """
 
     name: str
@@ -45,24 +45,24 @@ def columns_of(
     num_graphs: int,
     indices: np.ndarray | None = None,
 ) -> Columns:
-    """A dataset: what the rows of each column belong to, and where each graph's rows start along every axis.
+    """Return a dataset of these columns, with the axis of each column and row pointers for every axis.
 
     Args:
         data_cls: The class of a graph.
         node_types: Stores that have nodes.
         edge_types: Stores that have edges.
         columns: The attributes of each store.
-        stated: Nodes of each graph, where `num_nodes` states them. [num_graphs] for each store
-        levels: What an attribute's rows belong to, by its name or by store and name; others are inferred.
-        num_graphs: How many graphs there are.
-        indices: The graphs that are shown; None for all.
+        stated: Nodes of each graph, for the stores with `num_nodes`. [num_graphs] for each store
+        levels: The level of an attribute, by its name or by store and name. Default: registered or inferred.
+        num_graphs: The number of graphs.
+        indices: The graphs that the dataset shows. Default: all.
 
     Raises:
-        ValueError: a graph's nodes cannot be counted, a level is wrong, or an `__inc__` has no flat layout.
+        ValueError: the nodes of a graph cannot be counted, a level is wrong, or an `__inc__` has no flat layout.
     """
     known = {
         name: level if level == GRAPHS or isinstance(level, Guess) else Level(level)
-        for name, level in (levels or {}).items()
+        for name, level in (names.with_registered(levels) or {}).items()
     }
     row_pointers = {GRAPHS: torch.arange(num_graphs + 1)}
     for key in node_types:
@@ -71,7 +71,7 @@ def columns_of(
     for key in edge_types:
         for end in (end for end in ends_of(Axis(Level.EDGE, key)) if end not in row_pointers):
             raise ValueError(
-                f"Edges {key} lead from or to nodes of type {end.store!r}, of which the graphs hold nothing. Set "
+                f"Edges {key} lead from or to nodes of type {end.store!r}, and the graphs have no such nodes. Set "
                 f"data[{end.store!r}].num_nodes, or its features, in each graph."
             )
         row_pointers[Axis(Level.EDGE, key)] = row_pointer(_count_edges(columns[key], num_graphs))
@@ -92,7 +92,7 @@ def columns_of(
 
 
 def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping[Any, Level | Axis | Guess]) -> Tensor:
-    """Nodes of each graph, from the attributes that PyG itself counts by, or those stated to be a node's."""
+    """Count the nodes of each graph by attributes with a known node level, or else by edges, [num_graphs]."""
     column = {column.name: column for column in columns}
     stated = {n: levels.get((key, n)) or levels.get(n) for n in column}
     free = [n for n in column if not stated[n] or isinstance(stated[n], Guess)]
@@ -111,13 +111,13 @@ def _count_nodes(key: StoreKey, columns: Sequence[JoinedColumn], levels: Mapping
     pair = pair if sum(name.startswith("edge_index_") for name in column) > 1 else ""
     where = "each graph" if key is None else f"each graph's {key!r}"
     raise ValueError(
-        f"The number of nodes is unknown: {where} has the attributes {sorted(column)}, of which none is known to be a "
-        f"node's. Set num_nodes on it or pass levels={{name: 'node'}}.{pair}"
+        f"The number of nodes is unknown: {where} has the attributes {sorted(column)}, and none of them is known to "
+        f"belong to nodes. Set num_nodes or pass levels={{name: 'node'}}.{pair}"
     )
 
 
 def _refuse_more_rows(guess: Tensor, columns: Sequence[JoinedColumn]) -> None:
-    """Warns that nodes without an edge at the end are not counted; refuses the count where features show more nodes."""
+    """Warn that a count by edges misses the last nodes without edges; raise if an attribute shows more nodes."""
     for column in columns:
         rows = None if column.slices is None else column.slices.diff()
         if rows is not None and bool((rows >= guess).all()) and bool((rows > guess).any()):
@@ -128,12 +128,13 @@ def _refuse_more_rows(guess: Tensor, columns: Sequence[JoinedColumn]) -> None:
                 f"levels={{{column.name!r}: 'node'}}."
             )
     warnings.warn(
-        "Nodes are counted by edges alone: one without any edge after all others is lost. Set num_nodes.", stacklevel=8
+        "Nodes are counted by edges alone, so the last nodes are lost if they have no edges. Set num_nodes.",
+        stacklevel=8,
     )
 
 
 def _count_edges(columns: Sequence[JoinedColumn], num_graphs: int) -> Tensor:
-    """Edges of each graph; none if no attribute says so. [num_graphs]"""
+    """Count the edges of each graph by attributes of edges; without such attributes there are none, [num_graphs]."""
     column = {column.name: column for column in columns}
     for name in [n for n in names.COUNT_EDGES if n in column] + [n for n in column if "edge" in n]:
         if (slices := column[name].slices) is not None:
@@ -152,7 +153,7 @@ def _attribute(
     increments = _increments(key, column, values, slices, row_pointers)
     if increments is not None:
         increments = _per_outer_row(column.name, increments, values, column.dim)
-        values = values if values.dtype in (torch.int32, torch.int64) else values.long()  # a batch counts further
+        values = values if values.dtype in (torch.int32, torch.int64) else values.long()  # sums of a batch need room
     return Attribute(
         store=key, name=column.name, axis=axis, values=values, dim=column.dim, increments=increments, doubt=doubt
     )
@@ -161,7 +162,7 @@ def _attribute(
 def axis_of(
     key: StoreKey, name: str, given: Level | Axis | Guess | None, slices: Tensor, row_pointers: dict[Axis, Tensor]
 ) -> tuple[Axis, Level | None]:
-    """What an attribute's rows belong to, and could as well; rows that are counted on their own get a row pointer."""
+    """Return the axis of an attribute and a second possible level; a new axis gets a row pointer."""
     rows, axes = slices.diff(), [Axis(level, key) for level in (Level.NODE, Level.EDGE)]
     counts = {axis.level: row_pointers[axis].diff() for axis in axes if axis in row_pointers}
     like = [level for level, of_level in counts.items() if torch.equal(rows, of_level)]
@@ -170,8 +171,8 @@ def axis_of(
     if given == GRAPHS and inferred is not Level.GRAPH:
         odd = _first(rows != 1)
         raise ValueError(
-            f"In graph {odd} {name!r} has {int(rows[odd])} rows, one per {inferred.value}; the graphs that were looked "
-            f"at first have one row each, as a label has. Pass levels={{{name!r}: {inferred.value!r}}} or 'graph'."
+            f"In graph {odd} {name!r} has {int(rows[odd])} rows, one per {inferred.value}; earlier graphs have one "
+            f"row each, as a label has. Pass levels={{{name!r}: {inferred.value!r}}} or 'graph'."
         )
     doubt = _doubt(name, level, like) if given is None else None
     if isinstance(given, Guess) and given.doubt in like:
@@ -182,7 +183,7 @@ def axis_of(
         return Axis(level, key), doubt
     if bool((rows == 1).all()):
         return GRAPHS, doubt
-    # Positions of fewer atoms than there are would otherwise pass for numbers of the whole graph.
+    # Otherwise positions with a wrong number of atoms would become an attribute of the graph.
     for feature_level, features in ((Level.NODE, names.NODE_FEATURES), (Level.EDGE, names.EDGE_FEATURES)):
         if given is None and name in features and feature_level in counts:
             _refuse_rows(name, feature_level, rows, counts[feature_level])
@@ -192,19 +193,19 @@ def axis_of(
 
 
 def _doubt(name: str, level: Level, like: Sequence[Level]) -> Level | None:
-    """Another level that fits the numbers of rows, where the name does not tell either."""
+    """Return a second level that fits the numbers of rows, if the name does not decide either."""
     if level is Level.NODE and Level.EDGE in like and "node" not in name and name not in names.OF_NODES:
         return Level.EDGE
     return next(iter(like), None) if level is Level.GRAPH and name not in names.LABELS and "index" not in name else None
 
 
 def infer_level(name: str, rows: Tensor, like: Sequence[Level]) -> Level:
-    """Decides what the rows of an attribute belong to, from its name and from its row counts in all graphs.
+    """Infer the level of an attribute from its name and from its numbers of rows in all graphs.
 
     Args:
         name: The name of the attribute.
-        rows: How many rows it has in each graph. int64 [num_graphs]
-        like: Of nodes and edges, in this order, those that are as many in each graph.
+        rows: The number of rows in each graph. int64 [num_graphs]
+        like: The levels, of node and edge in this order, with the same number of rows in each graph.
 
     Example:
         >>> rows = torch.tensor([3, 2])
@@ -217,18 +218,18 @@ def infer_level(name: str, rows: Tensor, like: Sequence[Level]) -> Level:
         return Level.EDGE
     if Level.NODE in like and ("node" in name or name in names.OF_NODES):
         return Level.NODE
-    # By all graphs: a label of five tasks must not become a node's because one graph has five nodes.
+    # All graphs count: a label of five tasks must not become a node attribute because one graph has five nodes.
     return Level.GRAPH if bool((rows == 1).all()) else next(iter(like), Level.GRAPH)
 
 
 def _first(graphs: Tensor) -> int:
-    """The first graph that is marked."""
+    """Return the first marked graph."""
     return int(graphs.to(torch.int8).argmax())
 
 
 def _refuse_rows(name: str, level: Level, rows: Tensor, expected: Tensor | None) -> None:
     if expected is None:
-        raise ValueError(f"levels says {name!r}: {level.value!r}, but its store has no {level.value}s. Say 'graph'.")
+        raise ValueError(f"levels says {name!r}: {level.value!r}, but its store has no {level.value}s. Pass 'graph'.")
     odd = _first(rows != expected)
     raise ValueError(
         f"Graph {odd} has {int(rows[odd])} rows in {name!r} and {int(expected[odd])} {level.value}s. Correct the "
@@ -239,13 +240,15 @@ def _refuse_rows(name: str, level: Level, rows: Tensor, expected: Tensor | None)
 def _increments(
     key: StoreKey, column: JoinedColumn, values: Tensor, slices: Tensor, row_pointers: dict[Axis, Tensor]
 ) -> Tensor | None:
-    """How far each graph's numbers move those of the graphs behind it, as its class says, or else PyG.
+    """Return the offset that each graph adds to later graphs of a batch, by the class's own `__inc__` or PyG's.
 
     Raises:
         ValueError: the class's own `__inc__` adds to fractions, or adds fractions.
     """
     own, name = column.increments, column.name
-    if own is None and "batch" in name and not column.is_number and _is_whole(values):  # the largest number counts
+    if (
+        own is None and "batch" in name and not column.is_number and _is_whole(values)
+    ):  # as in PyG: the largest number plus one
         rows = values.movedim(column.dim, 0).flatten(1) if values.dim() > 1 else values[:, None]
         return _segment_max(rows.amax(1) if rows.numel() else rows.new_zeros(len(rows)), slices) + 1
     if own is None:
@@ -253,7 +256,7 @@ def _increments(
     if _is_whole(own) and _is_whole(values):
         return own if bool(own.any()) else None
     if not bool(own.any()) or (_is_whole(own) and ("batch" in name or "index" in name or name == "face")):
-        return None  # by its name alone, as PyG's own
+        return None  # PyG increments by the name alone
     raise ValueError(
         f"__inc__ of {name!r} adds {own.dtype} to {values.dtype}; a batch adds whole numbers to whole numbers. Make "
         "both int64, or let it return 0 and add to the values of the batch."
@@ -261,12 +264,12 @@ def _increments(
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether it holds whole numbers; anything else is not an index."""
+    """Check whether a tensor has integers; other values are no index."""
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
 def _of_nodes(key: StoreKey, name: str, row_pointers: dict[Axis, Tensor]) -> Tensor | None:
-    """The nodes of each graph, which PyG's own `__inc__` adds to what an index points at."""
+    """Return the nodes of each graph, which PyG's own `__inc__` adds to an index."""
     if isinstance(key, tuple) and "index" in name:
         return torch.stack([row_pointers[end].diff() for end in ends_of(Axis(Level.EDGE, key))], dim=1)[:, :, None]
     nodes = row_pointers.get(Axis(Level.NODE, None)) if key is None else None  # none in a heterogeneous graph
@@ -274,7 +277,7 @@ def _of_nodes(key: StoreKey, name: str, row_pointers: dict[Axis, Tensor]) -> Ten
 
 
 def _per_outer_row(name: str, increments: Tensor, values: Tensor, dim: int) -> Tensor:
-    """Increments as one number for each row before dimension `dim`. [num_graphs, 1 or outer]"""
+    """Return increments as one number per row before dimension `dim`, [num_graphs, 1 or outer]."""
     shape = increments.shape[1:]
     if increments[0].numel() == 1:
         return increments.reshape(-1, 1).to(torch.int64)
@@ -289,7 +292,7 @@ def _per_outer_row(name: str, increments: Tensor, values: Tensor, dim: int) -> T
 
 
 def _segment_max(values: Tensor, slices: Tensor) -> Tensor:
-    """The largest value of each graph, -1 if it has no values. [num_graphs]"""
+    """Return the largest value of each graph, -1 for a graph without values, [num_graphs]."""
     graph = torch.repeat_interleave(torch.arange(slices.numel() - 1), slices.diff())
     start = torch.full((slices.numel() - 1,), -1, dtype=torch.int64)
     return start.scatter_reduce(0, graph, values.to(torch.int64), reduce="amax")

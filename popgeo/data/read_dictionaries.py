@@ -1,4 +1,4 @@
-"""Reads graphs that are dictionaries of tensors; the stores of PyG's graphs are joined as such dictionaries, too."""
+"""Columns from graphs that are dictionaries of tensors; the stores of PyG's graphs are such dictionaries, too."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -18,16 +18,16 @@ from popgeo.native.plain_tensor import plain_tensor
 _SPARSE = torch.sparse_coo, torch.sparse_csr, torch.sparse_csc
 
 
-def read_dictionaries(graphs: Sequence[dict[str, Any]], excluded: set[str], levels: Levels) -> Columns:
-    """The attributes of all graphs, each joined as PyG's `Data` would join it.
+def read_dictionaries(graphs: Sequence[dict[str, Any]], excluded: set[str], levels: Levels | None) -> Columns:
+    """Return graphs as columns, with each attribute concatenated as PyG does for `Data`.
 
     Args:
-        graphs: For each graph its tensors by name, such as `{"z": ..., "pos": ..., "edge_index": ...}`.
+        graphs: The tensors of each graph by name, such as `{"z": ..., "pos": ..., "edge_index": ...}`.
         excluded: Names to leave out.
-        levels: What an attribute's rows belong to; the others are inferred.
+        levels: The level of attributes. Default: registered or inferred.
 
     Raises:
-        ValueError: graphs have different names, or an attribute cannot be joined.
+        ValueError: graphs have different names, or an attribute cannot be concatenated.
     """
     columns, stated = join_store(graphs, excluded, _cat_dim)
     counts: dict[StoreKey, Tensor] = {} if stated is None else {None: stated}
@@ -38,22 +38,22 @@ _MOST_NODES = 1 << 40
 
 
 def _cat_dim(name: str, value: Tensor) -> int:
-    """As `Data.__cat_dim__` says."""
+    """Return the dimension that `Data.__cat_dim__` returns."""
     return -1 if "index" in name or name == "face" else 0
 
 
 def join_store(
     graphs: Sequence[Mapping[str, Any]], excluded: set[str], dim_of: Callable[[str, Tensor], int | None]
 ) -> tuple[list[JoinedColumn], Tensor | None]:
-    """The attributes of one store of all graphs, each joined, and the nodes of each graph if `num_nodes` states them.
+    """Return the concatenated attributes of one store of all graphs, and the `num_nodes` of each graph if stated.
 
     Args:
         graphs: The attributes of each graph's store by name.
         excluded: Names to leave out.
-        dim_of: The dimension along which a class of graphs joins an attribute; None if graphs are stacked.
+        dim_of: A function that returns the dimension of concatenation of an attribute; None means stacking.
 
     Raises:
-        ValueError: graphs have different names, or an attribute cannot be joined.
+        ValueError: graphs have different names, or an attribute cannot be concatenated.
     """
     names = graphs[0].keys()
     for i, graph in enumerate(graphs):
@@ -71,10 +71,10 @@ def join_store(
 
 
 def _join(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) -> JoinedColumn:
-    """One attribute of all graphs: one tensor, or the values themselves if they are not tensors that can be joined.
+    """Return an attribute of all graphs as one tensor, or as a list if the values are not tensors.
 
     Raises:
-        ValueError: graphs differ in kind, type or shape, or edges are not numbers of nodes.
+        ValueError: values differ in type, dtype or shape between graphs, or edges are not integers.
     """
     first = values[0]
     if isinstance(first, (int, float)) and all(isinstance(value, (int, float)) for value in values):
@@ -90,7 +90,7 @@ def _join(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) 
     if not isinstance(first, Tensor) or first.layout in _SPARSE or first.is_nested:
         refuse_containers(name, values)
         return JoinedColumn(name=name, values=values)
-    # Of torch's own class, in memory: then what they are joined to tells all else about them.
+    # Plain tensors in memory need no check one by one: the concatenated tensor is checked below.
     if set(map(type, values)) != {Tensor} or any(value.numel() for value in values if not value.data_ptr()):
         values = [plain_tensor(f"Attribute {name!r} of graph {i}", value) for i, value in enumerate(values)]
     first = values[0]
@@ -101,14 +101,14 @@ def _join(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) 
             f"them or pass exclude_keys=[{name!r}]."
         )
     if name == "edge_index" and (first.is_floating_point() or first.is_complex() or first.dtype is torch.bool):
-        raise ValueError(f"edge_index is {first.dtype}; numbers of nodes are whole. Pass edge_index.long().")
+        raise ValueError(f"edge_index is {first.dtype}; indices are integers. Pass edge_index.long().")
     if name == "edge_index" and first.dim() == 2 and first.size(0) != 2:
         raise ValueError(f"edge_index has shape {tuple(first.shape)}; it is [2, num_edges]. Pass edge_index.t().")
     dim = dim_of(first)
     if dim is None or first.dim() == 0:
         values, dim = [value.unsqueeze(0) for value in values], 0
     try:
-        # One graph alone, which may be a large one, is used where it lies.
+        # A single graph, which may be large, is not copied.
         with torch.no_grad():
             joined = torch.cat(values, dim=dim) if len(values) > 1 else values[0]
     except RuntimeError as error:
@@ -124,44 +124,42 @@ def _join(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) 
 
 
 def refuse_own(name: str, values: Iterable[Any]) -> None:
-    """Raise if a graph's own `batch` or `ptr` says more than that it is one graph, because a batch replaces it."""
+    """Raise if a graph has a `batch` or `ptr` of more than one graph, because a batch replaces both."""
     for graph, value in enumerate(values):
         numbers = value if isinstance(value, Tensor) else torch.as_tensor(value)
         if numbers.numel() > 2 if name == "ptr" else bool(numbers.any()):
             raise ValueError(
-                f"Graph {graph} has an attribute {name!r} of its own, which every batch makes itself. Rename it, or "
+                f"Graph {graph} has an attribute {name!r}, which every batch makes itself. Rename it, or "
                 f"pass exclude_keys=[{name!r}]."
             )
 
 
 def stated_counts(stated: Sequence[Any]) -> Tensor:
-    """`num_nodes` of each graph. int64 [num_graphs]"""
+    """Return `num_nodes` of each graph, int64 [num_graphs]."""
     for graph, count in enumerate(stated):
         one = count.reshape(()).item() if isinstance(count, Tensor) and count.numel() == 1 else count
         if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or not 0 <= one <= _MOST_NODES:
-            raise ValueError(
-                f"Graph {graph} has num_nodes={count!r}; it is a whole number, not negative, at most {_MOST_NODES:,}."
-            )
+            raise ValueError(f"Graph {graph} has num_nodes={count!r}; pass a whole number from 0 to {_MOST_NODES:,}.")
     return torch.tensor([int(count) for count in stated], dtype=torch.int64)
 
 
 def _width(value: Tensor, dim: int) -> tuple[int, ...]:
-    """The shape without the dimension that graphs are joined along."""
+    """Return the shape without the dimension of concatenation."""
     shape = list(value.shape)
     del shape[dim]
     return tuple(shape)
 
 
 def refuse_containers(name: str, values: Any) -> None:
-    """Sparse matrices and nested tensors have no fixed size; strings, None and other objects pass as they are."""
+    """Raise for containers of numbers that a batch cannot hold as one tensor; strings, None and other objects pass."""
     probe = values[0] if isinstance(values, (list, tuple)) and values else values
     inner = probe[0] if isinstance(probe, (list, tuple)) and probe else probe
     if (isinstance(probe, np.ndarray) and probe.dtype.kind in "biufc") or (
         name in NUMBERS and isinstance(probe, (list, tuple)) and not isinstance(inner, str)
     ):
         raise ValueError(
-            f"Attribute {name!r} is a {type(probe).__name__}, which would not be joined; batches hold tensors. Make it "
-            f"one with torch.as_tensor, or pass exclude_keys=[{name!r}]."
+            f"Attribute {name!r} is a {type(probe).__name__}, which is not concatenated; batches hold tensors. "
+            f"Convert it with torch.as_tensor, or pass exclude_keys=[{name!r}]."
         )
     if type(probe).__name__ == "SparseTensor" or isinstance(probe, (Tensor, Mapping)) or isinstance(inner, Tensor):
         kind = f"{probe.layout} tensor" if isinstance(probe, Tensor) else type(probe).__name__

@@ -1,4 +1,4 @@
-"""Reads datasets of PyG into plain columns: the only file that knows `Data` from `HeteroData`."""
+"""Columns from datasets of PyG; no other file distinguishes `Data` from `HeteroData` when reading."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ _Joined = dict[StoreKey, list[JoinedColumn]]
 
 
 def read(dataset: Any, excluded: set[str], levels: Levels | None, progress_bar: bool | None) -> Columns:
-    """Reads a list of graphs or a dataset of PyG, as `FlatStore.from_dataset` says."""
+    """Return the columns of a list of graphs or of a dataset of PyG, see `FlatStore.from_dataset`."""
     if len(dataset) == 0:
         raise ValueError(f"The dataset ({type(dataset).__name__}) is empty; a batch needs at least one graph.")
     if isinstance(dataset, (list, tuple)):
@@ -37,19 +37,19 @@ def read(dataset: Any, excluded: set[str], levels: Levels | None, progress_bar: 
 
 
 def why_not_collated(dataset: Any) -> str | None:
-    """Why the graphs of a dataset of PyG do not lie in memory as they will be used; None if they do."""
+    """Return the reason why a dataset of PyG has no final graphs in memory; None if it has."""
     name = type(dataset).__name__
     if not isinstance(dataset, InMemoryDataset):
         return f"{name} does not hold its graphs in memory"
     if dataset.transform is not None:
         return f"{name} has a transform, which may be random"
     if type(dataset).get is not InMemoryDataset.get or type(dataset).__getitem__ is not InMemoryDataset.__getitem__:
-        return f"{name} makes its graphs in a method of its own"
+        return f"{name} makes its graphs in a method that it overrides"
     return None
 
 
 def _read_list(graphs: Sequence[Data | HeteroData], excluded: set[str], levels: Levels | None) -> Columns:
-    """Reads a list of graphs, concatenating each attribute once."""
+    """Return the columns of a list of graphs; each attribute is concatenated once."""
     _check_kinds(graphs)
     first = graphs[0]
     columns: _Joined = {}
@@ -59,17 +59,19 @@ def _read_list(graphs: Sequence[Data | HeteroData], excluded: set[str], levels: 
         columns[store._key], counts = join_store(mappings, excluded, partial(_cat_dim, first, store))
         if counts is not None:
             stated[store._key] = counts
-    return columns_of(type(first), *_types_of(first), _asked(type(first), columns, graphs), stated, levels, len(graphs))
+    return columns_of(
+        type(first), *_types_of(first), _with_increments(type(first), columns, graphs), stated, levels, len(graphs)
+    )
 
 
 def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Levels | None) -> Columns:
-    """Reads the storage of an `InMemoryDataset`, which is concatenated already, without a copy."""
+    """Return the columns of an `InMemoryDataset` without a copy; PyG has concatenated its attributes."""
     data, all_slices = dataset._data, dataset.slices
     num_graphs = InMemoryDataset.len(dataset)
     columns: _Joined = {}
     stated: dict[StoreKey, Tensor] = {}
     for store in data.stores:
-        # Attributes of a whole graph have their slices at the top, next to those of the node and edge types.
+        # The slices of graph attributes are at the top level, next to the slices of node and edge types.
         slices = all_slices if store._key is None else all_slices.get(store._key, {})
         names = [name for name in store.keys() if name in slices and name not in excluded | MADE_BY_BATCH]  # noqa: SIM118
         for name in (n for n in ("batch", "ptr") if n in slices and n in store and n not in excluded):
@@ -79,25 +81,25 @@ def _read_collated(dataset: InMemoryDataset, excluded: set[str], levels: Levels 
             stated[store._key] = stated_counts(store._num_nodes)
     indices = None if dataset._indices is None else np.asarray(dataset._indices, dtype=np.int64)
     graphs = (separate(type(data), data, i, all_slices, decrement=False) for i in range(num_graphs))
-    columns = _asked(type(data), columns, graphs)
+    columns = _with_increments(type(data), columns, graphs)
     return columns_of(type(data), *_types_of(data), columns, stated, levels, num_graphs, indices)
 
 
 def _types_of(data: Data | HeteroData) -> tuple[tuple[StoreKey, ...], tuple[StoreKey, ...]]:
-    """The node types and the edge types."""
+    """Return the node types and the edge types."""
     return tuple(store._key for store in data.node_stores), tuple(store._key for store in data.edge_stores)
 
 
-def _asked(data_cls: type[Data | HeteroData], columns: _Joined, graphs: Iterable[Any]) -> _Joined:
-    """The columns with what `__inc__` says of each graph; graphs are made and asked only if their class has its own."""
+def _with_increments(data_cls: type[Data | HeteroData], columns: _Joined, graphs: Iterable[Any]) -> _Joined:
+    """Return the columns with the results of `__inc__` for each graph, if the class of graphs overrides `__inc__`."""
     if data_cls.__inc__ in (Data.__inc__, HeteroData.__inc__):
         return columns
-    asked: dict[tuple[StoreKey, str], list[Any]] = defaultdict(list)
+    found: dict[tuple[StoreKey, str], list[Any]] = defaultdict(list)
     for graph in graphs:
         for store in graph.stores:
             for name in [column.name for column in columns[store._key] if column.slices is not None]:
-                asked[store._key, name].append(graph.__inc__(name, store[name], store))
-    own = {place: torch.stack([*map(torch.as_tensor, numbers)]) for place, numbers in asked.items()}
+                found[store._key, name].append(graph.__inc__(name, store[name], store))
+    own = {place: torch.stack([*map(torch.as_tensor, numbers)]) for place, numbers in found.items()}
     return {
         key: [replace(column, increments=own.get((key, column.name))) for column in of_store]
         for key, of_store in columns.items()
@@ -112,7 +114,7 @@ def _column(data: Data | HeteroData, store: BaseStorage, name: str, values: Any,
     dim = _cat_dim(data, store, name, values)
     num_rows = len(values) if dim is None else values.size(dim)
     if slices[0] != 0 or slices[-1] != num_rows or bool((slices.diff() < 0).any()):
-        raise ValueError(f"The slices of {name!r} do not lead through its {num_rows} rows. Process the dataset again.")
+        raise ValueError(f"The slices of {name!r} do not cover its {num_rows} rows. Process the dataset again.")
     dim = 0 if dim is None or values.dim() == 0 else int(dim) % values.dim()
     return JoinedColumn(name=name, values=values.contiguous(), slices=slices, dim=dim)
 
@@ -127,8 +129,8 @@ def _check_kinds(graphs: Sequence[Any]) -> None:
             raise ValueError(f"Item {index} of the dataset is a {type(graph).__name__}; pass Data or HeteroData.")
         if isinstance(graph, Batch):
             raise ValueError(
-                f"Item {index} of the dataset is a batch of {graph.num_graphs} graphs, which would count as one. Give "
-                "its graphs: batch.to_data_list(), or the dataset of a loader."
+                f"Item {index} of the dataset is a batch of {graph.num_graphs} graphs, which would count as one graph. "
+                "Pass its graphs: batch.to_data_list(), or the dataset of a loader."
             )
     if len(kinds := {type(graph) for graph in graphs}) > 1:
         names = sorted(kind.__name__ for kind in kinds)
@@ -139,5 +141,5 @@ def _check_kinds(graphs: Sequence[Any]) -> None:
             if [store._key for store in graph.stores] != types:
                 raise ValueError(
                     f"Graph {index} has the node and edge types {[s._key for s in graph.stores][1:]}, graph 0 has "
-                    f"{types[1:]}. Give every graph all types in one order, empty ones included."
+                    f"{types[1:]}. Give every graph all types in the same order, also types without nodes or edges."
                 )

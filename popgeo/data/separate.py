@@ -1,4 +1,4 @@
-"""What PyG needs to take a batch apart again (`to_data_list`), computed on first use."""
+"""The dictionaries that PyG needs to split a batch into graphs (`to_data_list`), computed at their first use."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LazyDict(Mapping[Any, Any]):
-    """A dictionary about the graphs of a batch that is made when first looked at; pickled, it is a plain one."""
+    """A dictionary about the graphs of a batch, computed at its first use; its pickle is a plain dictionary."""
 
     def __init__(self, make: Callable[[np.ndarray], dict[Any, Any]], rows: np.ndarray) -> None:
         self._make, self._rows = make, rows
@@ -42,27 +42,27 @@ class LazyDict(Mapping[Any, Any]):
 
 @dataclass(frozen=True, eq=False)
 class Slicer:
-    """Works out where the graphs of a batch lie in it; `rows` are the stored graphs that it is made of."""
+    """The places of the graphs of a batch. The argument `rows` of its methods has the stored graphs of the batch."""
 
     store: FlatStore
     layout: Layout
 
     def slices(self, rows: np.ndarray) -> dict[Any, Any]:
-        """PyG's `_slice_dict`: where each graph's part of each attribute starts."""
+        """Return PyG's `_slice_dict`: the start of each graph in each attribute."""
         whole = torch.arange(self.layout.options.num_graphs + 1)
         return self._by_store(lambda a: self._starts(a.axis, rows) if a.is_tensor else whole)
 
     def increments(self, rows: np.ndarray) -> dict[Any, Any]:
-        """PyG's `_inc_dict`: by how much each graph's values have been shifted."""
+        """Return PyG's `_inc_dict`: the number that was added to the values of each graph."""
         return self._by_store(lambda attribute: self._shifts(attribute, rows))
 
     def num_nodes(self, rows: np.ndarray) -> dict[StoreKey, list[int]]:
-        """Nodes of each graph, for the node types whose `num_nodes` is stated."""
+        """Return the nodes of each graph, for the node types with a stated `num_nodes`."""
         types = self.store.states_num_nodes
         return {key: self._starts(Axis(Level.NODE, key), rows).diff().tolist() for key in types}
 
     def real(self, rows: np.ndarray) -> dict[tuple[str, StoreKey], int]:
-        """Return how many graphs, nodes and edges are real, for each type."""
+        """Return the numbers of real graphs, nodes and edges, for each type."""
         found: dict[tuple[str, StoreKey], int] = {("graphs", None): len(rows)}
         for axis in self.store.size_axes:
             pointer = self.store.row_pointers[axis].numpy()
@@ -103,7 +103,7 @@ class Slicer:
 
 
 def state_num_nodes(batch: Any, of_graphs: Mapping[Any, list[int]], of_batch: Mapping[Any, Any]) -> None:
-    """States the number of nodes of a batch and of its graphs, for the node types whose graphs state it."""
+    """Set the number of nodes of a batch and of its graphs, for the node types with a stated `num_nodes`."""
     for store in batch.stores:
         if store._key in of_graphs:
             store.num_nodes, store._num_nodes = of_batch[store._key], of_graphs[store._key]
@@ -112,13 +112,13 @@ def state_num_nodes(batch: Any, of_graphs: Mapping[Any, list[int]], of_batch: Ma
 def mark(
     batch: Any, parts: Sequence[tuple[Mapping[Any, Any], ...]], num_nodes: dict[Any, int], num_edges: dict[Any, int]
 ) -> "Batch":
-    """States that a batch holds several: its sizes are the sizes of one batch, and how each is taken apart.
+    """Mark a batch as several batches in one item; its sizes become the sizes of one batch.
 
     Args:
-        batch: The tensors of all, concatenated.
-        parts: For each, PyG's `_slice_dict` and `_inc_dict`, and the nodes of each graph if they are stated.
-        num_nodes: Nodes of one, for each node type.
-        num_edges: Edges of one, for each edge type.
+        batch: The concatenated tensors of all batches.
+        parts: For each batch, PyG's `_slice_dict` and `_inc_dict`, and the stated nodes of each graph.
+        num_nodes: Nodes of one batch, for each node type.
+        num_edges: Edges of one batch, for each edge type.
     """
     main = batch.stores[0].__dict__
     main.pop("_slice_dict", None)

@@ -1,4 +1,4 @@
-"""Sorts the edges of a flat dataset by destination, once, so that no batch ever has to."""
+"""Sorting of the edges of a flat dataset by destination, once for all batches."""
 
 import dataclasses
 
@@ -9,14 +9,14 @@ from popgeo.data.axes import GRAPHS, Level, ends_of, require_certain
 from popgeo.data.columns import Self
 from popgeo.data.validate import check_indices
 
-_WHY = "sorting edges moves what belongs to them"
+_WHY = "sorting edges moves the rows of edge attributes"
 
 
 def sort_edges(store: Self) -> Self:
-    """The same graphs with the edges of each sorted by destination; edges that share one keep their order.
+    """Return the graphs with edges sorted by destination; edges with the same destination keep their order.
 
-    Batches cut from the result carry `rowptr`: the edges that end at node `i` are `rowptr[i]` to `rowptr[i + 1]`. Edge
-    attributes are copied, unless the edges are sorted already.
+    Batches of the result have `rowptr`: the edges that end at node `i` are `rowptr[i]` to `rowptr[i + 1]`. Edge
+    attributes are copied, unless the edges are already sorted.
 
     Raises:
         ValueError: an edge ends at a node that its graph does not have.
@@ -32,7 +32,7 @@ def sort_edges(store: Self) -> Self:
     """
     if store.row_ends is not None:
         return store
-    check_indices(dataclasses.replace(store, indices=None, _cache={}))  # of graphs, too, that are not shown
+    check_indices(dataclasses.replace(store, indices=None, _cache={}))  # all stored graphs, not only the view
     require_certain((a for a in store.attributes if a.doubt is Level.EDGE and a.axis != GRAPHS), _WHY)
     attributes, row_ends = list(store.attributes), {}
     for axis in (axis for axis in store.size_axes if axis.level is Level.EDGE):

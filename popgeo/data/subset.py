@@ -1,4 +1,4 @@
-"""Smaller flat datasets from larger ones: some of the graphs, or some of the nodes and edges."""
+"""Parts of flat datasets: some of the graphs, or some of the nodes and edges."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from popgeo.data.validate import check_indices, is_unchecked
 
 
 def take(store: Self, ids: np.ndarray) -> Self:
-    """A copy of some graphs of a flat dataset, in the order of `ids`.
+    """Return a copy of some graphs of a flat dataset, in the order of `ids`.
 
     Raises:
-        ValueError: they come from a store on disk that is damaged.
+        ValueError: the graphs come from a damaged store on disk.
     """
     graphs = torch.from_numpy(np.asarray(store.rows(ids), dtype=np.int64))
     compare_stored(store, graphs.numpy())
@@ -29,7 +29,7 @@ def take(store: Self, ids: np.ndarray) -> Self:
         rows[axis] = torch.arange(int(counts.sum())) + (starts - pointers[axis][:-1])[owner]
     attributes = tuple(_taken(attribute, graphs, rows) for attribute in store.attributes)
     ends = store.row_ends
-    if ends is not None:  # they count within each graph
+    if ends is not None:  # row ends count within each graph
         ends = {key: of[rows[ends_of(Axis(Level.EDGE, key))[1]]] for key, of in ends.items()}
     taken = dataclasses.replace(
         store, attributes=attributes, row_pointers=pointers, indices=None, row_ends=ends, _cache={}
@@ -48,11 +48,11 @@ def _taken(attribute: Attribute, graphs: Tensor, rows: Mapping[Axis, Tensor]) ->
 
 
 def keep_rows(store: Self, keep: Mapping[Axis, Tensor]) -> Self:
-    """A flat dataset without some nodes and edges; the ends of the edges that stay are renumbered.
+    """Return a flat dataset without some nodes and edges; the ends of remaining edges get new numbers.
 
     Args:
         store: A dataset that is not a view.
-        keep: For each axis that loses rows, True for those that stay; an edge must not outlive its ends.
+        keep: For each axis that loses rows, True for rows that stay. The ends of each edge that stays must stay.
     """
     pointers = dict(store.row_pointers)
     for axis, mask in keep.items():
@@ -82,7 +82,7 @@ def _kept(
 
 
 def _renumbered(pointer: Tensor, keep: Tensor | None) -> Tensor:
-    """The number, within its graph, that each node has afterwards. [number of nodes before]"""
+    """Return the new number of each node within its graph, [number of nodes before]."""
     owner = torch.repeat_interleave(pointer.diff())
     before = torch.arange(int(pointer[-1]) + 1) if keep is None else row_pointer(keep.to(torch.int64))
     return before[:-1] - before[pointer[:-1]][owner]

@@ -1,4 +1,4 @@
-"""Several batches as one item: concatenated on dimension 0, as PopTorch hands them to a device, and taken apart."""
+"""Several batches as one item: concatenation on dimension 0, as PopTorch passes them to a device, and splitting."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def join(batches: "Sequence[Batch]") -> "Batch":
-    """One item of several batches of the same shapes.
+    """Return one item of several batches with the same shapes.
 
-    Every tensor is concatenated on dimension 0, so `edge_index` becomes [2 * num_batches, num_edges] and indices start
-    again in each batch; `num_nodes`, `num_edges` and `num_graphs` count one batch.
+    Every tensor is concatenated on dimension 0, so `edge_index` becomes [2 * num_batches, num_edges]. Indices start
+    at 0 in each batch. `num_nodes`, `num_edges` and `num_graphs` count one batch.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -40,18 +40,18 @@ def join(batches: "Sequence[Batch]") -> "Batch":
             store.__dict__[name] = tuple(batch.stores[position].__dict__[name][0] for batch in batches)
     num_nodes = {store._key: int(store.num_nodes or 0) for store in batches[0].node_stores}
     num_edges = {store._key: int(store.num_edges) for store in batches[0].edge_stores}
-    return mark(first, [_how_to_take_apart(batch) for batch in batches], num_nodes, num_edges)
+    return mark(first, [_split_data(batch) for batch in batches], num_nodes, num_edges)
 
 
 def split(batch: Any) -> "list[Batch]":
-    """The batches that `join` made one item of.
+    """Return the batches of an item of `join`.
 
     Raises:
-        ValueError: the batch is not such an item.
+        ValueError: the batch is not an item of `join`.
     """
     main = batch.stores[0].__dict__
     if "_mini_batches" not in main:
-        raise ValueError("The batch is one batch, not several joined; there is nothing to split.")
+        raise ValueError("The batch is a single batch, not several joined batches; there is nothing to split.")
     parts = main["_mini_batches"]
     return [_part(batch, i, len(parts), part) for i, part in enumerate(parts)]
 
@@ -77,7 +77,7 @@ def _part(batch: Any, index: int, count: int, apart: tuple[Mapping[Any, Any], ..
     return part
 
 
-def _how_to_take_apart(batch: Any) -> tuple[Mapping[Any, Any], ...]:
+def _split_data(batch: Any) -> tuple[Mapping[Any, Any], ...]:
     main = batch.stores[0].__dict__
     stated = {store._key: store._num_nodes for store in batch.stores if "_num_nodes" in store.__dict__}
     return main["_slice_dict"], main["_inc_dict"], stated

@@ -1,4 +1,4 @@
-"""What an oversize batch loses: random nodes or edges, reproducibly, and never what must stay."""
+"""Trimming of oversize batches: random nodes or edges are removed, reproducibly, and protected nodes stay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from popgeo.data.subset import keep_rows
 
 
 class OverSizeStrategy(Enum):
-    """What happens to graphs that do not fit a batch.
+    """The treatment of graphs that do not fit a batch.
 
     Example:
         >>> OverSizeStrategy.TrimNodes.trims_nodes, OverSizeStrategy.TrimNodes.trims_edges
@@ -22,9 +22,9 @@ class OverSizeStrategy(Enum):
     """
 
     Error = 0
-    """Raise ValueError that says which graph and by how much."""
+    """Raise a ValueError that names the graph and the excess."""
     Skip = 1
-    """Leave out what does not fit, and count it."""
+    """Leave out graphs that do not fit, and count them."""
     TrimNodes = 2
     """Remove random nodes, with their edges, until the rest fits."""
     TrimEdges = 3
@@ -32,7 +32,7 @@ class OverSizeStrategy(Enum):
     TrimNodesAndEdges = 4
     """Remove random nodes, then random edges, until the rest fits."""
     Alone = 5
-    """A batch for itself, larger than the others: for a `FixedSizeBatchSampler`, whose batches another collates."""
+    """Put the graph alone into a larger batch. Only `FixedSizeBatchSampler` allows this: users collate its batches."""
 
     @property
     def trims_nodes(self) -> bool:
@@ -47,14 +47,14 @@ class OverSizeStrategy(Enum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrimInput:
-    """What trimming looks at of some nodes and edges, wherever they lie.
+    """The nodes and edges to trim, as counts, ends of edges and protected nodes.
 
     Args:
-        counts: How many nodes and edges of each type there are.
-        ends: The nodes that each edge joins, counted through all nodes of a type. int64 [2, number of edges]
-        stays: True for the nodes that must stay, such as seeds. [number of nodes]
-        owner: The graph of each node; every graph keeps one of each type. [number of nodes]
-        distance: The farthest go first. [number of nodes]
+        counts: The number of nodes or edges of each type.
+        ends: The two nodes of each edge, numbered through all nodes of a type. int64 [2, number of edges]
+        stays: True for nodes that must stay, such as seeds. [number of nodes]
+        owner: The graph of each node; every graph keeps one node of each type. [number of nodes]
+        distance: The distance of each node from the seeds; the farthest nodes are removed first. [number of nodes]
     """
 
     counts: Mapping[Axis, int]
@@ -66,19 +66,19 @@ class TrimInput:
     def cut_down(
         self, limits: Mapping[Axis, int], *, nodes: bool, edges: bool, generator: torch.Generator
     ) -> dict[Axis, Tensor]:
-        """Which rows are left when random nodes, with their edges, and then random edges go until the rest fits.
+        """Choose random nodes (with their edges), and then random edges, to remove until the rest fits.
 
         Args:
-            limits: The most nodes and edges of each type.
+            limits: The largest number of nodes or edges of each type.
             nodes: Whether nodes may be removed.
             edges: Whether edges may be removed on their own; both directions of an undirected edge go together.
             generator: Source of randomness.
 
         Returns:
-            True for what is left, of each type that loses something.
+            True for rows that stay, for each type that loses rows.
 
         Raises:
-            ValueError: too much is left although all that may go has gone.
+            ValueError: too many rows are left after all allowed removals.
         """
         over = {axis: count - limits[axis] for axis, count in self.counts.items()}
         keep: dict[Axis, Tensor] = {}
@@ -100,8 +100,8 @@ class TrimInput:
                 remedy = "one that trims nodes" if is_node and not nodes else "OverSizeStrategy.TrimNodesAndEdges"
                 raise ValueError(
                     f"{'After' if nodes or edges else 'Without'} trimming, {left} {axis.label} are left and {limit} "
-                    f"fit. Raise FixedSizeOptions.num_{axis.level.value}s to {left + is_node}, put less into a batch, "
-                    f"or pass {remedy}."
+                    f"fit. Raise FixedSizeOptions.num_{axis.level.value}s to {left + is_node}, put fewer graphs "
+                    f"into a batch, or pass {remedy}."
                 )
         return keep
 
@@ -119,8 +119,8 @@ class TrimInput:
         if len(may_go) < excess:
             raise ValueError(
                 f"{excess} of {len(order)} {axis.label} are too many for the batch, but only {len(may_go)} may be "
-                f"removed: each graph keeps one, and seeds and protected ones stay. Raise num_nodes or put less into "
-                f"a batch."
+                f"removed: each graph keeps one, and seeds and protected nodes stay. Raise num_nodes or put fewer "
+                f"graphs into a batch."
             )
         keep = torch.ones(len(order), dtype=torch.bool)
         keep[may_go[:excess]] = False
@@ -153,25 +153,25 @@ def trim(
     generator: torch.Generator,
     protect: str | None = None,
 ) -> tuple[FlatStore, Tensor]:
-    """Removes random nodes and edges until all graphs together fit into one batch.
+    """Remove random nodes and edges until all graphs together fit into one batch.
 
-    Every graph keeps a node of each type that it has. An edge goes when one of its ends goes; both directions of an
-    undirected edge stay or go together.
+    Every graph keeps a node of each type that it has. An edge is removed together with either of its ends. Both
+    directions of an undirected edge stay or go together.
 
     Args:
         store: The graphs of one batch.
-        limits: The most nodes and edges of each type, in the order of `store.size_axes`.
+        limits: The largest number of nodes or edges of each type, in the order of `store.size_axes`.
         nodes: Whether nodes may be removed.
         edges: Whether edges may be removed on their own.
         generator: Source of randomness.
         protect: A boolean node attribute, True for nodes that must stay, such as the seeds of a neighbor sampler.
 
     Returns:
-        The remaining graphs; and how many nodes, and how many edges, over all types, each graph lost.
+        The remaining graphs; and the numbers of nodes and of edges, over all types, that each graph lost.
         int64 [2, num_graphs]
 
     Raises:
-        ValueError: too much is left although all that may go has gone.
+        ValueError: too many rows are left after all allowed removals.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -184,7 +184,7 @@ def trim(
     """
     require_certain(
         (a for a in store.attributes if a.axis != GRAPHS and a.name != protect),
-        "trimming takes away what belongs to them",
+        "trimming removes the rows of removed nodes or edges",
     )
     counts = dict(zip(store.size_axes, store.sizes.sum(axis=0).tolist(), strict=True))
     types = [axis for axis in counts if axis.level is Level.NODE]
@@ -205,21 +205,21 @@ def trim(
 
 
 def check_numbering(store: FlatStore, remedy: str = "") -> None:
-    """Refuses attributes, but for `edge_index`, that count nodes, where some of these are left out.
+    """Check that no attribute except `edge_index` has numbers of nodes, because trimming changes these numbers.
 
     Raises:
-        ValueError: there is one.
+        ValueError: an attribute has numbers of nodes.
     """
     for attribute in store.attributes:
         if attribute.increments is not None and attribute.name != "edge_index":
             raise ValueError(
-                f"Attribute {attribute.name!r} counts nodes, so it would be wrong where some are left out. Pass "
+                f"Attribute {attribute.name!r} has numbers of nodes, which change when nodes are left out. Pass "
                 f"exclude_keys=[{attribute.name!r}]{remedy}."
             )
 
 
 def _ends_in_all(store: FlatStore, attribute: Attribute) -> Tensor:
-    """Both ends of each edge, counted through all graphs. int64 [2, number of edges]"""
+    """Return both ends of each edge, numbered through all graphs, int64 [2, number of edges]."""
     graph = torch.repeat_interleave(store.row_pointers[attribute.axis].diff())
     starts = [store.row_pointers[axis][:-1][graph] for axis in ends_of(attribute.axis)]
     return attribute.tensor.to(torch.int64) + torch.stack(starts)

@@ -1,4 +1,4 @@
-"""Refuses graphs whose indices leave them, or whose positions are not numbers, where they enter."""
+"""Checks of graphs when they are read: indices stay inside their graph, and positions are finite numbers."""
 
 import numpy as np
 import torch
@@ -14,16 +14,16 @@ _POSITIONS, _ROWS_AT_ONCE = {"pos", "cell"}, 1 << 20
 
 
 def check_indices(columns: Columns, numbers: np.ndarray | None = None) -> None:
-    """Checks that every edge ends in its own graph; once graphs share a batch it would end in another one's nodes.
+    """Check that every edge ends in its own graph; in a batch, it could otherwise end in a different graph.
 
-    Looked at are `edge_index` and what else PyG shifts by a graph's nodes and names for edges or faces.
+    This checks `edge_index` and other attributes that PyG increments, with names of edges or faces.
 
     Args:
         columns: The graphs.
-        numbers: What to call them in an error; None counts them as they are shown.
+        numbers: The number of each graph in error messages. Default: its position in the view.
 
     Raises:
-        ValueError: an index is negative, or not below the number of nodes; names graph and attribute.
+        ValueError: an index is negative, or not below the number of nodes. The error names graph and attribute.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -40,27 +40,29 @@ def check_indices(columns: Columns, numbers: np.ndarray | None = None) -> None:
 
 
 def check_positions(columns: Columns) -> None:
-    """Checks that positions and cells are finite.
+    """Check that positions and cells are finite.
 
     Raises:
-        ValueError: one is NaN or infinite; names graph and attribute.
+        ValueError: a number is NaN or infinite. The error names graph and attribute.
     """
     compare_stored(columns)
     for attribute in columns.attributes:
         if attribute.name not in _POSITIONS or not attribute.is_tensor or not attribute.tensor.is_floating_point():
             continue
-        pieces = attribute.tensor.movedim(attribute.dim, 0).split(_ROWS_AT_ONCE)  # a store on disk need not fit
+        pieces = attribute.tensor.movedim(attribute.dim, 0).split(
+            _ROWS_AT_ONCE
+        )  # a store on disk may be larger than memory
         finite = torch.cat([piece.isfinite().flatten(1).all(dim=1) for piece in pieces])
         graph = _first_shown(columns, attribute.axis, ~finite)
         if graph is not None:
             raise ValueError(
                 f"Graph {graph} has {_named(attribute)} that is NaN or infinite. Correct it, leave the graph out, or "
-                f"pass validate=None, which looks at indices only."
+                f"pass validate=None, which checks indices only."
             )
 
 
 def is_unchecked(attribute: Attribute) -> bool:
-    """Whether indices come from a file: who wrote it is not known."""
+    """Check whether an attribute has indices from a file, because any program may have written the file."""
     return _points_at_nodes(attribute) and file_of(attribute.values) is not None
 
 
@@ -99,7 +101,7 @@ def _check_index(columns: Columns, attribute: Attribute, numbers: np.ndarray | N
 
 
 def _is_inside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> bool:
-    """Whether the compiled library finds no index outside; False without it."""
+    """Check with the compiled library that no index is out of range; return False without the library."""
     values = attribute.tensor
     entry = library.function("popgeo_first_outside", "PqqqqPPqq", "q")
     if entry is None or values.dtype not in (torch.int32, torch.int64):
@@ -112,7 +114,7 @@ def _is_inside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> bool:
 
 
 def _outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> Tensor:
-    """Which rows of an index hold a number that is negative or too large. bool [outer, rows]"""
+    """Return a mask of the rows with an index that is negative or too large, bool [outer, rows]."""
     values = attribute.tensor
     rows = values.shape[attribute.dim]
     values = values.reshape(int(np.prod(values.shape[: attribute.dim])), rows, -1)
@@ -121,7 +123,7 @@ def _outside(attribute: Attribute, pointer: Tensor, limits: Tensor) -> Tensor:
 
 
 def _first_shown(columns: Columns, axis: Axis, marked: Tensor) -> int | None:
-    """The first graph of this view, counted as it is shown, that has a marked row."""
+    """Return the position in the view of the first graph with a marked row; None without marked rows."""
     if not bool(marked.any()):
         return None
     running = torch.cat([torch.zeros(1, dtype=torch.int64), marked.cumsum(0)])

@@ -1,4 +1,4 @@
-"""Writes any source of graphs to disk as a stream, so that it need never fit in memory."""
+"""Writing of any source of graphs to disk as a stream, so that the graphs need not fit in memory."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
@@ -18,7 +18,7 @@ from popgeo.data.store.save_columns import BUFFER_BYTES, Blocks, blocks, extend
 from popgeo.data.store.write_folder import FolderWriter
 
 Graph: TypeAlias = Data | HeteroData
-_OBJECT_BYTES, _TENSOR_BYTES = 2048, 512  # about what Python needs for a graph, and for each of its tensors
+_OBJECT_BYTES, _TENSOR_BYTES = 2048, 512  # approximate memory of a graph object and of a tensor object
 
 
 def write(
@@ -33,27 +33,26 @@ def write(
     buffer_bytes: int = BUFFER_BYTES,
     progress_bar: bool | None = None,
 ) -> FlatStore:
-    """Writes graphs into a folder, as they come, and opens it.
+    """Write a stream of graphs into a folder and open the folder.
 
-    The folder is whole or not there: it is written as `FOLDER.part`. Where writing was interrupted, the same call goes
-    on where it was; graphs that are written already are then read from the source again, but not transformed.
+    The folder is written as `FOLDER.part` and renamed when it is complete. After an interruption the same call
+    continues. It then reads the written graphs from the source again, but does not transform them again.
 
     Args:
         graphs: A dataset, a list, or any iterable of `Data` or `HeteroData`, such as a generator.
         folder: The folder, which must not exist.
-        transform: What to do to each graph first; the store notes its name.
-        sort_edges: Sorts edges by destination, once for all, so that batches carry `rowptr`.
+        transform: A function that is applied to each graph first; the store notes its name.
+        sort_edges: Whether to sort edges by destination, so that batches have `rowptr`.
         exclude_keys: Attributes to leave out.
-        levels: What an attribute's rows belong to, as `{"y": "graph"}`. The others are inferred from the first
-            `buffer_bytes`, and a later graph that contradicts is refused.
+        levels: The level of attributes, as `{"y": "graph"}`. Default: registered (`register_attributes`) or inferred
+            from the first `buffer_bytes`. A later graph that contradicts raises a ValueError.
         validate: The checks, as in `FlatStore.from_dataset`.
-        buffer_bytes: The most that graphs take in memory at a time, waiting and being joined together.
-        progress_bar: Whether to show a bar if it lasts longer than a second; None means at a terminal and in
-            notebooks.
+        buffer_bytes: The largest number of bytes that graphs take in memory at a time.
+        progress_bar: Whether to show a bar after one second. Default: at a terminal and in notebooks.
 
     Raises:
-        ValueError: there are no graphs, one cannot be written or fails a check, the folder exists, or it was begun with
-            other graphs.
+        ValueError: there are no graphs, a graph cannot be written or fails a check, the folder exists, or its beginning
+            has other graphs.
 
     Example:
         >>> import tempfile, torch
@@ -67,7 +66,7 @@ def write(
         choices: dict[str, Any] = {"exclude_keys": exclude_keys, "validate": validate}
 
         def join(some: list[Graph], start: int) -> FlatStore:
-            """Flattens graphs like those that have been written."""
+            """Return graphs as a flat store with the levels of the written graphs."""
             numbers, known = range(start, start + len(some)), levels_of(writer.attributes, levels)
             return flat_graphs(some, numbers, writer.check, levels=known, **choices)
 
@@ -86,7 +85,7 @@ def write(
 
 
 def transform_name(*transforms: Any) -> str | None:
-    """What to call transforms that are applied one after the other.
+    """Return the names of transforms that are applied one after the other.
 
     Example:
         >>> from torch_geometric.transforms import ToUndirected
@@ -108,9 +107,9 @@ def _joined(
     join: Callable[[list[Graph], int], FlatStore],
     position: int,
 ) -> Iterator[Columns]:
-    """Blocks of graphs that come one by one, from number `position` on."""
+    """Yield blocks of a stream of graphs, from number `position` on."""
     size, bundle = 0, list[Graph]()
-    # Datasets are asked only for the graphs from that number on.
+    # A dataset is read from that number on only.
     rest = (
         map(graphs.__getitem__, range(position, len(graphs))) if _is_indexed(graphs) else islice(graphs, position, None)
     )
@@ -120,7 +119,7 @@ def _joined(
             raise ValueError(f"Graph {position + len(bundle)} is a {type(graph).__name__}, not Data or HeteroData.")
         bundle.append(graph)
         size += _bytes(graph)
-        # The graphs, and the arrays that they are joined into, are in memory at the same time.
+        # The graphs and their concatenated arrays are in memory at the same time.
         if size >= buffer_bytes // 2:
             yield join(bundle, position)
             position, bundle, size = position + len(bundle), [], 0

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.convert.periodic_pairs import NeighborList, require_elements
-from popgeo.data.found_sizes import grown
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
 from popgeo.nn.neighbor_rule import NeighborRule
+from popgeo.packing.sizes import grown
 
 Evaluation = Callable[..., tuple[Tensor, ...]]
 STATES = {"charge", "spin"}

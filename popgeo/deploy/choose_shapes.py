@@ -10,8 +10,8 @@ import torch
 
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
-from popgeo.data.found_sizes import grown
 from popgeo.packing import Budget, Packs, totals_of_packs, tune, window
+from popgeo.packing.sizes import grown
 from popgeo.packing.tune import slot_costs
 
 _ALIGN = 8  # slots are multiples of this

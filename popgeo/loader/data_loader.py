@@ -8,8 +8,8 @@ import pandas as pd
 from torch_geometric.data.data import BaseData
 
 from popgeo.data.batch_layout import LayoutChoices
-from popgeo.data.collate import FixedSizeCollater
-from popgeo.data.fixed_size_options import FixedSizeOptions, require_sizes
+from popgeo.data.collate import FixedSizeCollater, require_sizes
+from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.open_dataset import OpenDataset
 from popgeo.data.trim import OverSizeStrategy

@@ -1,4 +1,4 @@
-"""Which graphs share a batch: pure functions of integer sizes."""
+"""Packing of graphs into batches: pure functions of integer sizes."""
 
 from popgeo.packing.assign import assign as assign
 from popgeo.packing.decreasing import best_fit_decreasing as best_fit_decreasing

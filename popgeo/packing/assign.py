@@ -1,4 +1,4 @@
-"""From a plan of sizes to packs of graphs: which graph of a size goes where is drawn again each epoch."""
+"""Assignment of graphs to a plan of sizes; graphs of equal size are drawn again in each epoch."""
 
 import numpy as np
 import torch
@@ -15,19 +15,19 @@ def assign(
 ) -> Packs:
     """Fill the packs of a plan with graphs, at random within each size.
 
-    A plan knows one dimension. Where a pack then exceeds another (edges, say), it swaps graphs with packs that have
-    room there, against graphs of the same size, so the plan still holds; what cannot be repaired so goes to packs of
-    its own, after those of the plan.
+    A plan covers one dimension. If a pack exceeds a different dimension (edges, for example), it swaps graphs of the
+    same size with packs that have room, so the plan still holds. If swaps do not suffice, graphs move to new packs
+    after the packs of the plan.
 
     Args:
-        plan: From `best_fit_decreasing` or `optimal_plan`, for these very sizes.
+        plan: A plan from `best_fit_decreasing` or `optimal_plan` for the same sizes.
         sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
-        budget: What one pack may hold.
-        generator: Source of randomness; None takes the graphs of a size in order and the packs in the plan's order.
-        skip: Leave out, and count in `skipped`, the graphs that no pack can hold.
+        budget: The capacity of a pack.
+        generator: Source of randomness. Default: graphs of a size in order, and packs in the order of the plan.
+        skip: Whether to leave out graphs that no pack can hold, and list them in `skipped`.
 
     Raises:
-        ValueError: a graph can never fit and `skip` is False, or the plan is one for other sizes.
+        ValueError: a graph can never fit and `skip` is False, or the plan is for other sizes.
 
     Example:
         >>> plan = SizePlan(composition=((3, 2), (3,)), counts=(1, 1), bound=2)
@@ -35,14 +35,14 @@ def assign(
         [[0, 1], [2]]
     """
     table, ids, skipped = fitting(sizes, budget, skip=skip)
-    # Sizes are known by their rank among the plan's: few numbers, and of 16 bits, which sort by radix, if they can be.
+    # Ranks replace sizes: they are few, and 16-bit numbers, if they suffice, sort by radix.
     ranked = np.unique([size for contents in plan.composition for size in contents]).astype(np.int64)
     ranks = _ranks(to_units(table[:, plan.dim], plan.unit, budget.sizes[plan.dim]), ranked)
     slot_ranks, ptr = _lay_out(plan, ranked, generator)
     held = np.bincount(slot_ranks, minlength=len(ranked) + 1)
     if not np.array_equal(held, np.bincount(ranks, minlength=len(ranked) + 1)):
         raise ValueError(
-            f"The plan is for {len(slot_ranks)} graphs of other sizes than these {len(ranks)}. Make one from these."
+            f"The plan is for {len(slot_ranks)} graphs of other sizes than these {len(ranks)}. Make a plan of these."
         )
     order = _order(len(table), generator)
     slots = np.argsort(slot_ranks, kind="stable")
@@ -61,7 +61,7 @@ def _order(count: int, generator: torch.Generator | None) -> Ids:
 
 
 def _ranks(sizes: Ids, ranked: Ids) -> np.ndarray:
-    """The place of each size in a list of sizes; past its end for a size that is not in it."""
+    """Return the position of each size in a list of sizes, or the length of the list for a size that it lacks."""
     largest = max(sizes.max(initial=0), ranked.max(initial=0))
     if largest < 1 << 20:
         table = np.full(largest + 1, len(ranked), _dtype(ranked))
@@ -77,7 +77,7 @@ def _dtype(ranked: Ids) -> type:
 
 
 def _lay_out(plan: SizePlan, ranked: Ids, generator: torch.Generator | None) -> tuple[np.ndarray, Ids]:
-    """The rank of the size at each place of each pack, packs in random order, and where each pack starts."""
+    """Return the rank of the size at each place of each pack, in random order of packs, and the start of each pack."""
     lengths = np.array([len(contents) for contents in plan.composition], np.int64)
     contents = _ranks(np.array([size for contents in plan.composition for size in contents], np.int64), ranked)
     kinds = np.repeat(np.arange(len(lengths)), np.array(plan.counts, np.int64))

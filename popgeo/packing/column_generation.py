@@ -1,8 +1,8 @@
-"""The linear program of packing: how few packs suffice if packs could be cut into fractions.
+"""The linear program of packing: the smallest number of packs if fractions of packs are allowed.
 
-One column is a kind of pack, one row a size. There are too many kinds to list, so columns are made when they are worth
-making: the dual price of each size says what a graph of it is worth, and a knapsack finds the kind of pack that is
-worth most (Gilmore and Gomory 1961, doi 10.1287/opre.9.6.849).
+A column is a kind of pack, a row a size. The list of all kinds would be too long, so columns are generated: the dual
+price of a size is the worth of a graph of this size, and a knapsack finds the kind of pack with the largest worth
+(Gilmore and Gomory 1961, doi 10.1287/opre.9.6.849).
 """
 
 import math
@@ -25,8 +25,8 @@ class LinearSolution:
 
     Args:
         kinds: Graphs of each size in each kind of pack. [num_sizes, num_kinds]
-        amounts: How many packs of each kind, fractions allowed. [num_kinds]
-        bound: No packing has fewer packs; proven by exact arithmetic on the prices.
+        amounts: The number of packs of each kind, fractions allowed. [num_kinds]
+        bound: A lower bound of the number of packs, proven by exact arithmetic on the prices.
     """
 
     kinds: np.ndarray
@@ -54,8 +54,8 @@ def solve_fractional(sizes: Histogram) -> LinearSolution:
             break
         prices = np.floor(np.maximum(-result.ineqlin.marginals, 0) * _PRICE).astype(np.int64)
         best, candidates = knapsack.solve(prices)
-        # Prices under which no kind of pack is worth more than `best` are feasible once divided by it, so what all
-        # graphs are worth, divided by it, bounds the number of packs from below (Farley 1990).
+        # No kind of pack is worth more than `best`, so prices divided by `best` are feasible. The worth of all graphs
+        # divided by `best` is then a lower bound of the number of packs (Farley 1990).
         worth = sum(price * count for price, count in zip(prices.tolist(), sizes.counts, strict=True))
         bound = max(bound, -(-worth // best))
         before = len(kinds)
@@ -66,7 +66,7 @@ def solve_fractional(sizes: Histogram) -> LinearSolution:
 
 
 def _least_cost(costs: np.ndarray, rows: np.ndarray, limits: np.ndarray) -> Any:
-    """SciPy's solution of the linear program whose amounts cost the least within limits."""
+    """Return SciPy's solution of the linear program: the amounts with the least cost within limits."""
     from scipy.optimize import linprog
     from scipy.sparse import csc_array
 
@@ -74,10 +74,11 @@ def _least_cost(costs: np.ndarray, rows: np.ndarray, limits: np.ndarray) -> Any:
 
 
 def _evened_out(sizes: Histogram, kinds: np.ndarray, amounts: np.ndarray) -> np.ndarray:
-    """As many packs, but where their mean sizes vary more than those of random batches, of kinds that vary the least.
+    """Return amounts with the same number of packs, and less variance of mean sizes if it exceeds random batches.
 
-    Many plans need equally few packs; some of them hold batches of small graphs and batches of large ones, which bias
-    a training step. The variance of a pack's mean size, times its graphs, is that of one graph in random batches.
+    Several plans may need the same number of packs. Some have batches of small graphs and batches of large graphs,
+    which biases training steps. In random batches, the variance of the mean size times the number of graphs is the
+    variance of one graph.
     """
     values, counts = np.array(sizes.sizes), np.array(sizes.counts)
     mean = np.average(values, weights=counts)
@@ -93,10 +94,10 @@ def _evened_out(sizes: Histogram, kinds: np.ndarray, amounts: np.ndarray) -> np.
 
 
 def _first_kinds(sizes: Histogram, knapsack: "Knapsack") -> set[tuple[int, ...]]:
-    """Kinds of pack to begin with: one size alone, and full packs with sizes as mixed as in the data.
+    """Return the first kinds of pack: one size alone, and full packs with sizes as mixed as in the data.
 
-    Mixed kinds matter twice: fewer rounds are needed, and packs of the final plan are about as random as a batch drawn
-    from the data, where prices alone would lead to packs of one or two sizes.
+    Mixed kinds have two advantages. Fewer rounds are needed, and packs of the final plan are about as random as batches
+    drawn from the data. Prices alone would lead to packs of one or two sizes.
     """
     num_sizes = len(sizes.sizes)
     counted = zip(sizes.sizes, sizes.counts, strict=True)
@@ -109,7 +110,7 @@ def _first_kinds(sizes: Histogram, knapsack: "Knapsack") -> set[tuple[int, ...]]
     share = np.array(sizes.counts) / sum(sizes.counts)
     draws = rng.choice(num_sizes, size=(_MIXED_KINDS * num_sizes, int(sizes.capacity / mean) + 1), p=share)
     draws[:, 0] = np.repeat(np.arange(num_sizes), _MIXED_KINDS)  # so that rare sizes are in some kind
-    # The last two or three graphs of a pack are not drawn but chosen, so that they fill it.
+    # The last two or three graphs of a pack are not drawn but chosen to fill it.
     room = sizes.capacity - np.cumsum(np.array(sizes.sizes)[draws], axis=1)
     drawn = (room >= min(1.5 * mean, sizes.capacity)) & (np.arange(draws.shape[1]) < max(sizes.num_graphs - 3, 0))
     share_of_size = np.zeros(sizes.capacity + 1)
@@ -130,7 +131,7 @@ def _first_kinds(sizes: Histogram, knapsack: "Knapsack") -> set[tuple[int, ...]]
 
 
 class Knapsack:
-    """Finds the kinds of pack that are worth most at given prices, by dynamic programming over the room."""
+    """A search for the kinds of pack with the largest worth at given prices, by dynamic programming over the room."""
 
     def __init__(self, sizes: Histogram) -> None:
         self.sizes = np.array(sizes.sizes, np.int64)
@@ -140,7 +141,7 @@ class Knapsack:
         self.full = self._table(self.sizes)
 
     def _table(self, prices: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The worth of each room, and the size last put in with at most 1, 2, ... graphs (-1: none better)."""
+        """Return the worth of each room, and the size added last with at most 1, 2, ... graphs (-1: no gain)."""
         worth = np.zeros(self.capacity + 2, np.int64)
         worth[-1] = np.iinfo(np.int64).min // 2
         last = []
@@ -165,11 +166,11 @@ class Knapsack:
         return kind
 
     def fill(self, room: int, taken: int) -> np.ndarray:
-        """The fewest graphs that fill the room as far as it can be filled. [num_sizes]"""
+        """Return the fewest graphs that fill the room as far as possible, [num_sizes]."""
         return self._trace(self.full[1], room, self.num_graphs - taken)
 
     def solve(self, prices: np.ndarray) -> tuple[int, list[tuple[int, ...]]]:
-        """The worth of the best kind of pack, and for each size the best kind that holds it, if worth a column."""
+        """Return the worth of the best kind of pack, and for each size the best kind with it, if worth a column."""
         worth, last = self._table(prices)
         kinds = []
         for i, size in enumerate(self.sizes.tolist()):

@@ -1,7 +1,7 @@
 """Best-fit decreasing: the classic of bin packing, published for graphs as longest-pack-first (LPFHP).
 
-Kept as a reference. It fills small packs well, but makes packs of like sizes: the mean size of a batch of 32 molecules
-then varies about 30 times more than that of a random batch.
+This is a reference. It fills small packs well, but makes packs of similar sizes: the mean size of a batch of 32
+molecules varies about 30 times more than in random batches.
 """
 
 from bisect import bisect_left, insort
@@ -21,12 +21,12 @@ def decreasing(
 
     Args:
         sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
-        budget: What one pack may hold.
-        generator: Source of randomness for which graphs of a size go where; None takes them in order.
-        skip: Leave out, and count in `skipped`, the graphs that no pack can hold.
+        budget: The capacity of a pack.
+        generator: Source of randomness for the assignment of graphs of equal size. Default: in order.
+        skip: Whether to leave out graphs that no pack can hold, and list them in `skipped`.
 
     Returns:
-        Packs in random order (in the plan's order where `generator` is None).
+        Packs in random order (in the order of the plan if `generator` is None).
 
     Raises:
         ValueError: a graph can never fit and `skip` is False.
@@ -41,10 +41,10 @@ def decreasing(
 
 
 def best_fit_decreasing(sizes: Histogram) -> SizePlan:
-    """Best-fit decreasing on a histogram; as quick for millions of graphs as for hundreds.
+    """Return the plan of best-fit decreasing for a histogram; its time does not grow with the number of graphs.
 
     Packs with equal contents are handled together: the graphs of one size go to the packs with the least sufficient
-    room, each taking the same number as it can, because after one graph that pack is again the fullest with room.
+    room. Each takes as many graphs as fit, because after one graph that pack is again the fullest pack with room.
 
     Example:
         >>> plan = best_fit_decreasing(Histogram(sizes=(2, 3), counts=(4, 5), capacity=7, num_graphs=9, bound=4))
@@ -61,7 +61,7 @@ def best_fit_decreasing(sizes: Histogram) -> SizePlan:
             kinds = by_room.setdefault(room, {})
             kinds[contents] = kinds.get(contents, 0) + count
 
-    put((), sizes.capacity, sum(sizes.counts))  # more empty packs than will be begun
+    put((), sizes.capacity, sum(sizes.counts))  # more empty packs than needed
     for size, left in sorted(zip(sizes.sizes, sizes.counts, strict=True), reverse=True):
         for room in rooms[bisect_left(rooms, size) :]:
             for contents, count in list(by_room[room].items()):

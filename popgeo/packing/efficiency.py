@@ -1,4 +1,4 @@
-"""How few packs could do, and how full the packs of a plan are."""
+"""Lower bounds of the number of packs, and the fill of the packs of a plan."""
 
 import math
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from popgeo.packing.sizes import as_table, fitting, names
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """How full the packs of a plan are, on average.
+    """The average fill of the packs of a plan.
 
     Args:
-        sizes: Real over budgeted, for each dimension of the budget.
-        graphs: The same for the number of graphs.
-        binds: What runs out first: the name of a dimension, or "graphs".
-        num_packs: Packs of the plan.
-        lower_bound: Packs that no plan can do without.
+        sizes: The used share of the budget, for each dimension.
+        graphs: The used share of the number of graphs.
+        binds: The fullest part of the budget: the name of a dimension, or "graphs".
+        num_packs: The number of packs of the plan.
+        lower_bound: A lower bound of the number of packs of any plan.
     """
 
     sizes: tuple[float, ...]
@@ -39,15 +39,15 @@ class Efficiency:
 
 
 def efficiency(packs: Packs, sizes: ArrayLike, budget: Budget) -> Efficiency:
-    """How full packs are, and which part of the budget decides their number.
+    """Return the fill of packs and the part of the budget that limits them.
 
     Args:
         packs: A plan.
-        sizes: Sizes of each graph, as they were packed. [num_graphs, num_dims] or [num_graphs]
-        budget: What one pack may hold.
+        sizes: Sizes of each graph, as for packing. [num_graphs, num_dims] or [num_graphs]
+        budget: The capacity of a pack.
 
     Raises:
-        ValueError: `sizes` has other dimensions than `budget`.
+        ValueError: `sizes` and `budget` have different numbers of dimensions.
 
     Example:
         >>> budget = Budget(sizes=(7, 14), num_graphs=2)
@@ -66,11 +66,12 @@ def efficiency(packs: Packs, sizes: ArrayLike, budget: Budget) -> Efficiency:
 
 
 def lower_bound(sizes: ArrayLike, budget: Budget) -> int:
-    """A number of packs that no plan can go below; graphs that can never fit do not count.
+    """Return a lower bound of the number of packs; graphs that can never fit do not count.
 
-    The largest of: graphs over graphs per pack; and per dimension the volume over the largest sum of sizes that a pack
-    can reach (so multiples of 3 never fill 100), and the bound L2 of Martello and Toth 1990
-    (doi 10.1016/0166-218X(90)90094-S), which knows that two graphs over half the budget never share a pack.
+    The bound is the largest of three: the number of graphs over graphs per pack; per dimension, the volume over the
+    largest sum of sizes that a pack can reach (multiples of 3 never fill 100); and per dimension the bound L2 of
+    Martello and Toth 1990 (doi 10.1016/0166-218X(90)90094-S). L2 uses that two graphs over half the budget never share
+    a pack.
 
     Example:
         >>> lower_bound([3, 3, 3, 6], Budget(sizes=(5,), num_graphs=9))
@@ -88,13 +89,13 @@ def lower_bound(sizes: ArrayLike, budget: Budget) -> int:
 
 
 def largest_sum(sizes: Sequence[int], limit: int) -> int:
-    """The largest number up to `limit` that sizes add up to, each used any number of times.
+    """Return the largest sum of sizes up to `limit`, with each size used any number of times.
 
     Example:
         >>> largest_sum([9, 12], 153), largest_sum([9, 12], 17), largest_sum([20], 17)
         (153, 12, 0)
     """
-    if limit > 1 << 20:  # the bits below would no longer be quick to shift; the common divisor still counts
+    if limit > 1 << 20:  # shifting this number of bits is slow; the common divisor gives a weaker bound
         divisor = math.gcd(*sizes)
         return limit // divisor * divisor if divisor else 0
     reached = 1  # bit n: some sizes add up to n
@@ -106,13 +107,13 @@ def largest_sum(sizes: Sequence[int], limit: int) -> int:
 
 
 def _volume_and_halves(values: NDArray[np.int64], counts: NDArray[np.int64], limit: int) -> int:
-    """L2 over a histogram of sizes in rising order; its threshold 0 is the plain volume bound."""
+    """Return L2 for a histogram of sizes in rising order; its threshold 0 is the volume bound."""
     number = np.concatenate([[0], np.cumsum(counts)])
     volume = np.concatenate([[0], np.cumsum(values * counts)])
-    half = np.searchsorted(values, limit // 2, side="right")  # from here on, no two share a pack
+    half = np.searchsorted(values, limit // 2, side="right")  # from here on, two graphs never share a pack
     thresholds = np.concatenate([[0], values[:half]])
-    alone = np.maximum(np.searchsorted(values, limit - thresholds, side="right"), half)  # from here on, nothing joins
-    small = np.searchsorted(values, thresholds, side="left")  # up to here, left out of account
+    alone = np.maximum(np.searchsorted(values, limit - thresholds, side="right"), half)  # nothing joins
+    small = np.searchsorted(values, thresholds, side="left")  # graphs below are ignored
     room = (number[alone] - number[half]) * limit - (volume[alone] - volume[half])
     more = np.maximum(0, -(-(volume[half] - volume[small] - room) // limit))
     return int((number[-1] - number[half] + more).max())

@@ -1,9 +1,9 @@
-"""Windowed exact fill: the definition, in plain Python; `Window` in native/csrc/packing.cpp takes the same decisions.
+"""Windowed exact fill in plain Python, the definition; `Window` in native/csrc/packing.cpp makes the same decisions.
 
-A window holds the pending graphs. A pack draws from it at random while there is room for more than 2.5 mean graphs,
-then closes with the graph or the pair of graphs whose size comes closest to what is left, each such choice as likely as
-drawing it would have been. The second size is kept in proportion to the window's by choosing the last graphs of a pack
-among a few candidates each. All decisions are made on whole numbers, so they do not depend on who computes.
+A window holds the pending graphs. A pack draws from it at random while there is room for more than 2.5 mean graphs.
+Then the graph or the pair of graphs that leaves the least room closes the pack; each such choice is as likely as it
+would be among random draws. To keep the second size in proportion to the window, each of the last graphs of a pack is
+chosen among a few candidates. All decisions use whole numbers, so both implementations agree.
 """
 
 import math
@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 from popgeo.packing.packs import Budget, Ids, Packs
 from popgeo.packing.shuffled import uniform_stream
 
-DRAWS = 32  # tries to draw a graph that fits before a pack is closed
+DRAWS = 32  # draws for a graph that fits, before a pack is closed
 CANDIDATES = 4  # graphs compared per choice, to keep edges in proportion to nodes
-STEERED = 8  # room for that many mean graphs, from which on candidates are compared
-COMPLETIONS = 4  # pairs of sizes tried before a pack is closed by its largest fitting graph
+STEERED = 8  # candidates are compared when there is room for at most this many mean graphs
+COMPLETIONS = 4  # pairs of sizes that are tried before the largest fitting graph closes a pack
 _Options = tuple[list[tuple[int, int]], list[int]]
 
 
 class Window:
-    """The pending graphs and the pack in progress; graphs go in with `push`, closed packs come out.
+    """The pending graphs and the pack in progress; `push` takes graphs and returns closed packs.
 
     Args:
-        budget: What one pack may hold; its first size is the one that is filled exactly.
-        window: The most graphs pending.
-        key: Names the random numbers.
+        budget: The capacity of a pack; its first size is filled exactly.
+        window: The largest number of pending graphs.
+        key: The key of the random numbers.
     """
 
     def __init__(self, budget: Budget, window: int, key: int) -> None:
@@ -41,15 +41,15 @@ class Window:
         self.draw = uniform_stream(key).__next__
         self.ids: list[int] = []
         self.sizes: list[tuple[int, ...]] = []
-        self.firsts: list[int] = []  # the first size once more, to be searched for
-        self.counts: Counter[int] = Counter()  # first size -> how many graphs are pending
+        self.firsts: list[int] = []  # the first sizes, for searching
+        self.counts: Counter[int] = Counter()  # first size -> number of pending graphs
         self.pending = [0] * len(budget.sizes)  # sizes of all pending graphs together
         self.holes: list[int] = []  # positions to fill before the next choice
         self.left, self.graphs_left = list(budget.sizes), budget.num_graphs
         self.pack: list[int] = []
 
     def push(self, ids: Ids, table: NDArray[np.int64], *, last: bool) -> Packs:
-        """Take in graphs, and give out the packs that could be closed; `last` closes all."""
+        """Add graphs and return the closed packs; `last` closes all packs."""
         source = zip(ids.tolist(), map(tuple, table.tolist()), strict=True)
         done: list[int] = []
         ptr = [0]
@@ -63,7 +63,7 @@ class Window:
         return Packs(np.array(done, np.int64), np.array(ptr, np.int64))
 
     def _refill(self, source: Iterator[tuple[int, tuple[int, ...]]], last: bool) -> bool:
-        """Fill the window; False when that takes graphs of a later push, or when no graph is left at all."""
+        """Fill the window; return False if this needs graphs of a later push, or if no graph is left."""
         while self.holes or len(self.ids) < self.window:
             graph = next(source, None)
             if graph is None:
@@ -76,7 +76,7 @@ class Window:
                 self.holes = []
                 break
             position, (number, sizes) = self.holes.pop() if self.holes else len(self.ids), graph
-            here = slice(position, position + 1)  # behind the last one there is nothing to replace
+            here = slice(position, position + 1)  # at the end this appends
             self.ids[here], self.sizes[here], self.firsts[here] = [number], [sizes], [sizes[0]]
             self.counts[sizes[0]] += 1
             self.pending = list(map(add, self.pending, sizes))
@@ -96,7 +96,7 @@ class Window:
         self.graphs_left -= len(chosen)
 
     def _draw(self) -> tuple[int, ...]:
-        """A random graph that fits, while there is room for over 2.5 mean ones; the first of a pack in any case."""
+        """Return a random graph that fits if there is room for over 2.5 mean graphs, or if the pack is empty."""
         count = len(self.ids)
         room, mean = 2 * self.left[0] * count, self.pending[0]
         if self.pack and room <= 5 * mean:
@@ -119,7 +119,7 @@ class Window:
         return (best,) if found else ()
 
     def _score(self, chosen: tuple[int, ...], steer: bool) -> int | None:
-        """How far the pack would be from the window's proportion of the second size to the first; None if too full."""
+        """Return the distance of the pack from the window's ratio of second to first size; None if it is too full."""
         rest = self.left
         for position in chosen:
             rest = list(map(sub, rest, self.sizes[position]))
@@ -131,7 +131,7 @@ class Window:
         return abs(second * self.pending[0] - first * self.pending[1])
 
     def _complete(self) -> tuple[int, ...]:
-        """The graph or pair that comes closest to what is left; nothing when no pending graph fits."""
+        """Return the graph or pair that leaves the least room; an empty tuple if no pending graph fits."""
         room, present = self.left[0], sorted(self.counts)
         if not present or room < present[0]:
             return ()
@@ -149,7 +149,7 @@ class Window:
         return (max(fitting, key=self.firsts.__getitem__),) if fitting else ()
 
     def _best(self, small: int, large: int) -> tuple[int, ...]:
-        """Of a few graphs of these first sizes the one, or the pair, that fits in best proportion."""
+        """Return the graph, or the pair, with the best score among a few graphs of these first sizes."""
         steer = len(self.left) > 1
         candidates = CANDIDATES if steer else 1
         if small == large:
@@ -163,7 +163,7 @@ class Window:
         return min(scores, key=lambda scored: scored[0])[1] if scores else ()
 
     def _some(self, first: int, count: int) -> list[int]:
-        """The next few pending graphs of this first size, from a random position on."""
+        """Return the next few pending graphs of this first size, from a random position on."""
         start = self.draw() * len(self.ids) >> 32
         found: list[int] = []
         for begin, end in ((start, len(self.ids)), (0, start)):
@@ -171,18 +171,18 @@ class Window:
                 while len(found) < count:
                     begin = self.firsts.index(first, begin, end) + 1
                     found.append(begin - 1)
-            except ValueError:  # none up to the end
+            except ValueError:  # no graph up to the end
                 continue
         return found
 
 
 def completions(room: int, present: Sequence[int], counts: Mapping[int, int], *, pair: bool) -> _Options:
-    """The sizes that leave the least of the room, and how likely two random draws would yield each.
+    """Return the sizes that leave the least room, weighted by their probability in two random draws.
 
     Args:
         room: The rest of the budget, at least the smallest size.
         present: Sizes of pending graphs, in rising order.
-        counts: How many graphs of each there are.
+        counts: The number of pending graphs of each size.
         pair: Whether two graphs are allowed.
 
     Returns:
@@ -201,7 +201,7 @@ def completions(room: int, present: Sequence[int], counts: Mapping[int, int], *,
         rest = room - small
         if small > rest:
             break
-        while present[last] > rest:  # the larger one, the smaller its partner
+        while present[last] > rest:  # a larger first size needs a smaller second size
             last -= 1
         large = present[last]
         if small + large < best:

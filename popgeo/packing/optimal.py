@@ -1,4 +1,4 @@
-"""As few packs as can be, with a proof: for small batches, where the choice of sizes decides how full they are."""
+"""The smallest number of packs, with a proof: for small batches, whose fill depends on the choice of sizes."""
 
 import functools
 from dataclasses import replace
@@ -15,19 +15,19 @@ from popgeo.packing.size_plan import Histogram, SizePlan, histogram
 
 
 def optimal(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | None = None, skip: bool = False) -> Packs:
-    """Pack graphs into as few packs as can be: column generation on the sizes, then random graphs of those sizes.
+    """Pack graphs into the fewest packs: column generation on the sizes, then random graphs of these sizes.
 
-    The plan of sizes is made once for a histogram and remembered; an epoch costs only the random assignment.
+    The plan of sizes is cached for each histogram, so an epoch costs only the random assignment.
 
     Args:
         sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
-        budget: What one pack may hold. The plan is one for the dimension that needs the most packs by volume; in the
-            others, packs over budget swap graphs of the same size, and what no swap repairs goes to packs of its own.
-        generator: Source of randomness for which graphs of a size go where; None takes them in order.
-        skip: Leave out, and count in `skipped`, the graphs that no pack can hold.
+        budget: The capacity of a pack. The plan covers the dimension that needs the most packs by volume. In the other
+            dimensions, packs over budget swap graphs of the same size, or move graphs to new packs.
+        generator: Source of randomness for the assignment of graphs of equal size. Default: in order.
+        skip: Whether to leave out graphs that no pack can hold, and list them in `skipped`.
 
     Returns:
-        Packs in random order (in the plan's order where `generator` is None).
+        Packs in random order (in the order of the plan if `generator` is None).
 
     Raises:
         ValueError: a graph can never fit and `skip` is False.
@@ -39,7 +39,7 @@ def optimal(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | No
     """
     counted = histogram(sizes, budget, skip=skip)
     plan = optimal_plan(counted)
-    if counted.unit > 1:  # then it is the best one for sizes rounded up, and largest first may do better without
+    if counted.unit > 1:  # the plan is optimal for sizes rounded up; best-fit decreasing uses exact sizes
         exact = best_fit_decreasing(histogram(sizes, budget, skip=skip, exact=True))
         plan = min(plan, exact, key=lambda p: p.num_packs)
     return assign(plan, sizes, budget, generator=generator, skip=skip)
@@ -47,13 +47,13 @@ def optimal(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | No
 
 @functools.lru_cache(maxsize=64)
 def optimal_plan(sizes: Histogram) -> SizePlan:
-    """The sizes that share a pack so that packs are as few as can be, and how far from the best that may be.
+    """Return the plan with the fewest packs, or with a proven distance from the fewest packs.
 
     Args:
-        sizes: How many graphs there are of each size.
+        sizes: The number of graphs of each size.
 
     Returns:
-        A plan whose `bound` is proven: `gap` is 0 if no plan can be better.
+        A plan with a proven `bound`: a `gap` of 0 means that no plan is better.
 
     Example:
         >>> plan = optimal_plan(Histogram(sizes=(3, 4, 5), counts=(20, 10, 10), capacity=12, num_graphs=9, bound=13))

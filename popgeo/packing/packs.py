@@ -1,4 +1,4 @@
-"""The nouns of packing: what one batch may hold, and which graphs share one."""
+"""Types of packing: the capacity of a batch, and the graphs of each batch."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What the real graphs of one pack may use; slots kept for padding are already taken off.
+    """The capacity of a pack for real graphs, without the slots for padding.
 
     Args:
-        sizes: The most a pack may hold of each dimension: nodes, edges, or one entry per node and edge type.
-        num_graphs: The most graphs of a pack.
+        sizes: The capacity in each dimension: nodes, edges, or one entry per node and edge type.
+        num_graphs: The largest number of graphs of a pack.
 
     Raises:
-        ValueError: there is no dimension, one is negative, or a pack could hold no graph.
+        ValueError: there is no dimension, a size is negative, or a pack could hold no graph.
 
     Example:
         >>> Budget(sizes=(575, 1200), num_graphs=47).sizes
@@ -32,18 +32,18 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 0:
-            raise ValueError(f"Budget.sizes is {self.sizes}; give at least one dimension, none of them negative.")
+            raise ValueError(f"Budget.sizes is {self.sizes}; give at least one dimension, and no negative size.")
         if self.num_graphs < 1:
             raise ValueError(f"Budget.num_graphs is {self.num_graphs}; a pack must be able to hold at least 1 graph.")
 
 
 @dataclass(frozen=True, eq=False)
 class Packs(Sequence[Ids]):
-    """Which graphs share a batch: a sequence of arrays of graph ids.
+    """The graphs of each batch: a sequence of arrays of graph ids.
 
     Args:
         indices: Graph ids, pack after pack. int64 [num_graphs]
-        ptr: Where each pack starts in `indices`, and the end. int64 [num_packs + 1]
+        ptr: The start of each pack in `indices`, and the end. int64 [num_packs + 1]
         skipped: Ids of the graphs that no pack can hold. int64 [num_skipped]
 
     Example:
@@ -68,7 +68,7 @@ class Packs(Sequence[Ids]):
     def __getitem__(self, index: slice) -> "Packs": ...
 
     def __getitem__(self, index: int | slice) -> "Ids | Packs":
-        """The ids of one pack, as a view; or the packs of a slice, views too if it takes them in a row."""
+        """Return a view of the ids of one pack, or the packs of a slice (a view if its step is 1)."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self.ptr) - 1)
             if step != 1:
@@ -81,10 +81,10 @@ class Packs(Sequence[Ids]):
         return self.indices[self.ptr[start] : self.ptr[start + 1]]
 
     def take(self, numbers: Ids) -> "Packs":
-        """Some of the packs, in the order given.
+        """Return some of the packs, in the given order.
 
         Args:
-            numbers: Which. int64 [number of packs]
+            numbers: Numbers of packs. int64 [number of packs]
 
         Example:
             >>> Packs(np.array([2, 0, 1]), np.array([0, 2, 3])).take(np.array([1, 0])).indices
@@ -98,17 +98,17 @@ class Packs(Sequence[Ids]):
 
     @property
     def num_graphs(self) -> int:
-        """How many graphs are packed, all packs together."""
+        """The number of graphs of all packs together."""
         return len(self.indices)
 
     def __repr__(self) -> str:
         skipped = f"; {len(self.skipped):,} skipped" if len(self.skipped) else ""
         mean = self.num_graphs / max(len(self), 1)
-        return f"{type(self).__name__}({self.num_graphs:,} graphs in {len(self):,} packs, {mean:.1f} a pack{skipped})"
+        return f"{type(self).__name__}({self.num_graphs:,} graphs in {len(self):,} packs, {mean:.1f} per pack{skipped})"
 
     @staticmethod
     def single(num_graphs: int) -> "Packs":
-        """All of that many graphs in one pack, in order.
+        """Return one pack of the graphs 0 to `num_graphs - 1`.
 
         Example:
             >>> Packs.single(3)[0]
@@ -118,7 +118,7 @@ class Packs(Sequence[Ids]):
 
     @staticmethod
     def from_lists(packs: Iterable[ArrayLike], skipped: ArrayLike = ()) -> "Packs":
-        """Packs from one sequence of ids per pack, as a packing function of one's own may build them.
+        """Return packs from one sequence of ids per pack, for packing functions of users.
 
         Raises:
             ValueError: a pack is not a sequence of integers.
@@ -135,7 +135,7 @@ class Packs(Sequence[Ids]):
 
     @staticmethod
     def concatenate(chunks: "Iterable[Packs]") -> "Packs":
-        """The packs of several plans as one plan.
+        """Return the packs of several plans as one plan.
 
         Example:
             >>> Packs.concatenate([Packs.from_lists([[0, 1]]), Packs.from_lists([[3], [2]])]).ptr
@@ -149,12 +149,12 @@ class Packs(Sequence[Ids]):
 
 
 def totals_of_packs(sizes: NDArray[np.int64], ids: Ids, ptr: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What the graphs of each pack use together.
+    """Return the total sizes of the graphs of each pack.
 
     Args:
         sizes: Sizes of each graph. int64 [num_graphs, num_dims]
         ids: Graphs, pack after pack. int64 [num_packed]
-        ptr: Where each pack starts in `ids`. int64 [num_packs + 1]
+        ptr: The start of each pack in `ids`, and the end. int64 [num_packs + 1]
 
     Returns:
         Sums of sizes. int64 [num_packs, num_dims]
@@ -166,7 +166,7 @@ def totals_of_packs(sizes: NDArray[np.int64], ids: Ids, ptr: NDArray[np.int64]) 
     packed = sizes.take(ids, axis=0)
     totals = np.empty((len(ptr) - 1, sizes.shape[1]), np.int64)
     running = np.zeros(len(ids) + 1, np.int64)
-    # Column by column, as in `fitting`: every epoch of a loader asks, and there may be millions of graphs.
+    # Column by column, as in `fitting`: each epoch of a loader calls this, perhaps with millions of graphs.
     for dim in range(sizes.shape[1]):
         np.cumsum(packed[:, dim], out=running[1:])
         totals[:, dim] = running[ptr[1:]] - running[ptr[:-1]]
@@ -174,10 +174,10 @@ def totals_of_packs(sizes: NDArray[np.int64], ids: Ids, ptr: NDArray[np.int64]) 
 
 
 def whole_numbers(ids: ArrayLike, items: str = "Graphs") -> Ids:
-    """Return the numbers by which items are chosen. int64 [num_ids]
+    """Return the numbers of the chosen items, int64 [num_ids].
 
     Raises:
-        ValueError: they are not integers, such as the values of a mask.
+        ValueError: the numbers are not integers; a mask is not allowed.
     """
     given = np.asarray(ids)
     if given.size and given.dtype.kind not in "iu":

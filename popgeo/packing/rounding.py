@@ -1,4 +1,4 @@
-"""From fractions of packs to whole packs: round down, then pack what is left over as tightly as can be."""
+"""Whole packs from fractions of packs: round down, then pack the remaining graphs as tightly as possible."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from popgeo.packing.size_plan import Histogram, SizePlan
 def fill_exactly(
     sizes: Sequence[int], counts: Sequence[int], capacity: int, num_graphs: int
 ) -> Counter[tuple[int, ...]]:
-    """Pack a histogram pack by pack, each as full as can be, with the largest graphs that allow it.
+    """Pack a histogram pack by pack, each as full as possible, with the largest graphs that allow this.
 
-    Small graphs, which fill gaps best, are so kept for the end.
+    So small graphs, which fill gaps best, remain for the end.
 
     Example:
         >>> dict(fill_exactly([2, 3, 5], [3, 2, 1], capacity=7, num_graphs=9))
@@ -34,16 +34,16 @@ def fill_exactly(
 
 
 def round_to_packs(solution: LinearSolution, sizes: Histogram) -> SizePlan:
-    """Whole packs that hold each graph exactly once, close to the fractional solution.
+    """Return whole packs that hold each graph exactly once, close to the fractional solution.
 
-    Rounding down leaves at most one pack of each kind in use to pack again, and there are at most as many kinds in use
-    as sizes, so this costs nothing and is seldom more than one pack above the bound.
+    Rounding down leaves at most one pack of each used kind to pack again, and there are at most as many used kinds as
+    sizes. So this is fast, and the result is seldom more than one pack above the bound.
     """
     amounts = np.floor(solution.amounts + 1e-9).astype(np.int64)
     packs: Counter[tuple[int, ...]] = Counter()
     left = np.array(sizes.counts, np.int64)
     for k in np.flatnonzero(amounts):
-        # Columns cover each size at least as often as there are graphs, so the last packs may be asked for too many.
+        # Columns cover each size at least as often as there are graphs, so the last packs may ask for too many graphs.
         count = int(amounts[k])
         for _ in range(len(left) + 1):  # each round meets the count or uses up a size
             kind = np.minimum(solution.kinds[:, k], left)
@@ -55,12 +55,12 @@ def round_to_packs(solution: LinearSolution, sizes: Histogram) -> SizePlan:
             left -= whole * kind
             count -= whole
     packs += fill_exactly(sizes.sizes, left.tolist(), sizes.capacity, sizes.num_graphs)
-    # Sizes that were rounded up to units need more packs than the real ones may; only volume bounds those.
+    # Sizes that were rounded up to units may need more packs than the real sizes; only the volume bound is valid.
     return SizePlan.of(sizes, packs.items(), solution.bound if sizes.unit == 1 else sizes.bound)
 
 
 def _fullest(values: list[int], left: list[int], capacity: int, num_graphs: int) -> tuple[int, ...]:
-    # reach[i] has bit r set where graphs of sizes i, i+1, ... can use exactly r.
+    # reach[i] has bit r set if graphs of sizes i, i+1, ... can use exactly r.
     mask = (1 << (capacity + 1)) - 1
     reach = [1]
     for value, count in zip(reversed(values), reversed(left), strict=True):
@@ -72,8 +72,8 @@ def _fullest(values: list[int], left: list[int], capacity: int, num_graphs: int)
     contents: list[int] = []
     for i, size in enumerate(values):
         most = min(left[i], num_graphs - len(contents), room // size if size else left[i])
-        # With graphs of this size taken, the rest must still be reachable by smaller ones; if none is, the number of
-        # graphs, which `reach` does not know, is in the way.
+        # After graphs of this size, smaller graphs must still reach the rest. `reach` ignores the number of graphs, so
+        # there may be no such choice.
         reachable = (n for n in range(most, -1, -1) if (reach[i + 1] >> (room - n * size)) & 1)
         take = next(reachable, most)
         contents += [size] * take

@@ -1,4 +1,4 @@
-"""Random orders that compiled and interpreted code draw alike, bit for bit."""
+"""Random orders that are equal in compiled and interpreted code, bit for bit."""
 
 from collections.abc import Iterator
 from itertools import chain, count, pairwise
@@ -13,16 +13,16 @@ _BLOCK = 8192
 
 
 def uniform_stream(key: int) -> Iterator[int]:
-    """The 32-bit numbers of the stream that `key` names, one by one, without an end; see `uniform`."""
+    """Return the endless stream of 32-bit numbers for a key; see `uniform`."""
     return chain.from_iterable(uniform(key, start, _BLOCK).tolist() for start in count(0, _BLOCK))
 
 
 def shuffled(num_graphs: int, key: int, first: int, then: int) -> Iterator[Ids]:
-    """A random order of 0 ... num_graphs - 1, piece by piece, so that its beginning costs nothing.
+    """Yield a random order of 0 ... num_graphs - 1 in pieces, so that the first piece is available at once.
 
     Args:
-        num_graphs: How many ids there are.
-        key: Names the order.
+        num_graphs: The number of ids.
+        key: The key of the random order.
         first: Length of the first piece.
         then: Length of the pieces after it.
 
@@ -31,7 +31,7 @@ def shuffled(num_graphs: int, key: int, first: int, then: int) -> Iterator[Ids]:
         [0, 1, 2, 3, 4, 5, 6, 7, 8]
     """
     shuffle = library.function("popgeo_shuffle", "PqqqQ")
-    # The library takes 0 for what has not been moved: memory that costs nothing until it is used.
+    # For the library, 0 means an id that has not moved; zeroed memory costs nothing until it is used.
     ids = np.zeros(num_graphs, np.int64) if shuffle else np.arange(num_graphs)
     for start, end in pairwise([0, *range(first, num_graphs, then), num_graphs]):
         if shuffle:
@@ -42,7 +42,7 @@ def shuffled(num_graphs: int, key: int, first: int, then: int) -> Iterator[Ids]:
 
 
 def _shuffle(ids: Ids, start: int, end: int, key: int) -> None:
-    """Steps `start` to `end` of Fisher and Yates, in place: place i swaps with a place from i on."""
+    """Run steps `start` to `end` of Fisher and Yates in place: place i swaps with a place from i on."""
     left = np.arange(len(ids) - start, len(ids) - end, -1, dtype=np.uint64)
     offsets = (uniform(key, start, end - start) * left >> np.uint64(32)).tolist()
     for i, offset in enumerate(offsets, start):

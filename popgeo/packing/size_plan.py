@@ -1,4 +1,4 @@
-"""The histogram view of packing: which sizes share a pack, before any graph is chosen."""
+"""Plans of sizes: the sizes that share a pack, before graphs are chosen."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from numpy.typing import ArrayLike
 from popgeo.packing.packs import Budget, Ids
 from popgeo.packing.sizes import fitting
 
-# Above this many (size, remaining room) pairs sizes are rounded up to a coarser unit, so that planning stays quick.
+# With more (size, remaining room) pairs, sizes are rounded up to a coarser unit, so that planning stays fast.
 _MOST_STATES = 400_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram:
-    """How many graphs there are of each size, in the dimension that binds.
+    """The number of graphs of each size, in the dimension that limits the packs.
 
     Args:
         sizes: Distinct sizes in units, ascending. [num_sizes]
-        counts: Graphs of each. [num_sizes]
-        capacity: Units that one pack holds.
-        num_graphs: Graphs that one pack holds.
-        dim: The dimension that the sizes measure.
-        unit: Nodes (edges, ...) in a unit; sizes are rounded up to whole units.
-        bound: No packing needs fewer packs than this, by volume alone, in any dimension.
+        counts: Graphs of each size. [num_sizes]
+        capacity: Units per pack.
+        num_graphs: Graphs per pack.
+        dim: The dimension of the sizes.
+        unit: Nodes (edges, ...) per unit; sizes are rounded up to whole units.
+        bound: A lower bound of the number of packs by volume, over all dimensions.
     """
 
     sizes: tuple[int, ...]
@@ -45,14 +45,14 @@ class Histogram:
 
 @dataclass(frozen=True, kw_only=True)
 class SizePlan:
-    """Which sizes share a pack and how many packs there are of each kind; `assign` chooses the graphs.
+    """The sizes of each kind of pack and the number of packs of each kind; `assign` chooses the graphs.
 
     Args:
-        composition: The sizes in a pack of each kind, in units, largest first.
-        counts: How many packs of each kind.
-        bound: Lower bound of the number of packs of any plan.
-        dim: The dimension that the sizes measure.
-        unit: Nodes (edges, ...) in a unit.
+        composition: The sizes of each kind of pack, in units, largest first.
+        counts: The number of packs of each kind.
+        bound: A lower bound of the number of packs of any plan.
+        dim: The dimension of the sizes.
+        unit: Nodes (edges, ...) per unit.
 
     Example:
         >>> plan = SizePlan(composition=((5, 2), (4,)), counts=(10, 1), bound=10)
@@ -68,24 +68,24 @@ class SizePlan:
 
     @classmethod
     def of(cls, sizes: Histogram, kinds: Iterable[tuple[tuple[int, ...], int]], bound: int) -> "SizePlan":
-        """A plan for the sizes of a histogram, of kinds of packs and how many there are of each."""
+        """Return a plan from pairs of a kind of pack and the number of these packs."""
         kinds = sorted(kinds)
         contents, counts = tuple(contents for contents, _ in kinds), tuple(count for _, count in kinds)
         return cls(composition=contents, counts=counts, bound=bound, dim=sizes.dim, unit=sizes.unit)
 
     @property
     def num_packs(self) -> int:
-        """Packs of all kinds together."""
+        """The number of packs of all kinds together."""
         return sum(self.counts)
 
     @property
     def num_graphs(self) -> int:
-        """Graphs of all packs together."""
+        """The number of graphs of all packs together."""
         return sum(len(sizes) * count for sizes, count in zip(self.composition, self.counts, strict=True))
 
     @property
     def gap(self) -> int:
-        """How many packs this plan may be away from the best one; 0 proves that it is the best."""
+        """The largest possible distance from the best plan, in packs; 0 proves that this plan is the best."""
         return self.num_packs - self.bound
 
     def __repr__(self) -> str:
@@ -101,9 +101,9 @@ def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False, exact: bo
 
     Args:
         sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
-        budget: What one pack may hold.
-        skip: Leave out graphs that no pack can hold rather than raise.
-        exact: Never round sizes up to a coarser unit, however many there are.
+        budget: The capacity of a pack.
+        skip: Whether to leave out graphs that no pack can hold, instead of raising an error.
+        exact: Whether to keep exact sizes, however many there are.
 
     Raises:
         ValueError: a graph can never fit and `skip` is False.
@@ -138,7 +138,7 @@ def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False, exact: bo
 
 
 def to_units(column: Ids, unit: int, limit: int) -> Ids:
-    """Sizes in whole units, rounded up, but no larger than the whole units of a pack: such a graph fills one alone."""
+    """Return sizes in whole units, rounded up, at most the units of a pack: a graph of this size fills a pack."""
     return column if unit == 1 else np.minimum(-(-column // unit), limit // unit)
 
 

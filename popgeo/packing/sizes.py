@@ -1,4 +1,6 @@
-"""The door of every packing function: sizes as an integer table, and the graphs that no pack can hold."""
+"""The input of every packing function: sizes as an integer table, and the graphs that no pack can hold."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -7,17 +9,17 @@ from popgeo.packing.packs import Budget, Ids
 
 
 def as_table(sizes: ArrayLike, *, narrow: bool = False) -> NDArray[np.int64]:
-    """The sizes of graphs as one row per graph and one column per dimension.
+    """Return the sizes of graphs as a table with one row per graph and one column per dimension.
 
     Args:
         sizes: Whole numbers. [num_graphs, num_dims], or [num_graphs] if there is one dimension
-        narrow: Leaves signed numbers of fewer bits as they are, which takes less memory: sums then need care.
+        narrow: Whether to keep signed integers of fewer bits, which take less memory; sums of them may overflow.
 
     Returns:
-        The same numbers. int64, or narrower ones as given [num_graphs, num_dims]
+        The same numbers. int64, or the given dtype if `narrow` [num_graphs, num_dims]
 
     Raises:
-        ValueError: a size is negative or not whole, or the array has another shape.
+        ValueError: a size is negative or not whole, or the array has a different shape.
 
     Example:
         >>> as_table([3, 4]).shape
@@ -41,19 +43,19 @@ def as_table(sizes: ArrayLike, *, narrow: bool = False) -> NDArray[np.int64]:
 def fitting(
     sizes: ArrayLike, budget: Budget, *, skip: bool = False, narrow: bool = False
 ) -> tuple[NDArray[np.int64], Ids | None, Ids]:
-    """Sort out the graphs that would exceed the budget even alone.
+    """Separate the graphs that exceed the budget alone from the others.
 
     Args:
         sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
-        budget: What one pack may hold.
-        skip: Leave such graphs out rather than raise.
+        budget: The capacity of a pack.
+        skip: Whether to leave out such graphs, instead of raising an error.
         narrow: See `as_table`.
 
     Returns:
-        The sizes that fit, [num_fitting, num_dims]; their ids, None where all fit; the ids left out.
+        The sizes that fit, [num_fitting, num_dims]; their ids, None if all fit; the ids left out.
 
     Raises:
-        ValueError: a graph cannot fit and `skip` is False, or `budget` has another number of dimensions than `sizes`.
+        ValueError: a graph cannot fit and `skip` is False, or `budget` and `sizes` have different dimensions.
 
     Example:
         >>> table, ids, skipped = fitting([3, 9, 4], Budget(sizes=(5,), num_graphs=2), skip=True)
@@ -64,7 +66,7 @@ def fitting(
     if table.shape[1] != len(budget.sizes):
         raise ValueError(f"sizes has {table.shape[1]} dimensions, the budget {len(budget.sizes)}; give both the same.")
     nothing = np.empty(0, np.int64)
-    # Column by column: numpy reduces a narrow table along its long axis fifty times slower.
+    # Column by column: numpy reduces a narrow table along its long axis 50 times slower.
     largest = [int(column.max(initial=0)) for column in table.T]
     if all(size <= limit for size, limit in zip(largest, budget.sizes, strict=True)):
         return table, None, nothing
@@ -81,10 +83,24 @@ def fitting(
 
 
 def names(num_dims: int) -> tuple[str, ...]:
-    """What to call the dimensions of sizes: nodes and edges, or numbered sizes if there are more than two.
+    """Return names for the dimensions of sizes: nodes and edges, or numbered sizes if there are more than two.
 
     Example:
         >>> names(1), names(3)
         (('nodes',), ('size_0', 'size_1', 'size_2'))
     """
     return ("nodes", "edges")[:num_dims] if num_dims <= 2 else tuple(f"size_{d}" for d in range(num_dims))
+
+
+def grown(sizes: Sequence[int], needed: Sequence[int] | np.ndarray) -> list[int]:
+    """Return sizes that are large enough; a size that must grow becomes 1.5 times the need, because more may come.
+
+    Args:
+        sizes: The sizes so far, one per kind of slots.
+        needed: The slots that are needed, one per kind.
+
+    Example:
+        >>> grown([10, 40], needed=[20, 30])
+        [30, 40]
+    """
+    return [int(n) * 3 // 2 if n > size else size for size, n in zip(sizes, needed, strict=True)]

@@ -12,16 +12,16 @@ from popgeo.packing.sizes import fitting
 
 
 def stream(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | None = None, skip: bool = False) -> Packs:
-    """Pack graphs in the order given; the only strategy that keeps it, so the one for evaluation.
+    """Pack graphs in the given order. No other strategy keeps the order, so use this for evaluation.
 
     Args:
         sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
-        budget: What one pack may hold.
-        generator: Not used, as the order is given; every strategy takes one.
-        skip: Leave out, and count in `skipped`, the graphs that no pack can hold.
+        budget: The capacity of a pack.
+        generator: Not used; every strategy has this argument.
+        skip: Whether to leave out graphs that no pack can hold, and list them in `skipped`.
 
     Returns:
-        Packs whose ids, read one after another, are 0, 1, 2, ...
+        Packs with the ids 0, 1, 2, ... in order.
 
     Raises:
         ValueError: a graph can never fit and `skip` is False.
@@ -38,7 +38,7 @@ def stream(sizes: ArrayLike, budget: Budget, *, generator: torch.Generator | Non
 
 
 def _compiled(table: NDArray[np.int64], budget: Budget) -> Ids | None:
-    """Where each pack starts, and the end; None if there is no library."""
+    """Return the start of each pack, and the end; None without the library."""
     next_fit = library.function("popgeo_next_fit", "PqiPqPP", "q")
     if next_fit is None or max(budget.num_graphs, *budget.sizes) >= 2**62:
         return None
@@ -50,9 +50,9 @@ def _compiled(table: NDArray[np.int64], budget: Budget) -> Ids | None:
 
 
 def _interpreted(table: NDArray[np.int64], budget: Budget) -> Ids:
-    """The same without the library."""
+    """Return the start of each pack, and the end, without the library."""
     num_graphs = len(table)
-    # used[d][i] is what the first i graphs use together, so a pack that starts at graph i ends where a bisection says.
+    # used[d][i] is the total size of the first i graphs, so a bisection finds the end of a pack that starts at graph i.
     used = [np.concatenate([[0], np.cumsum(column)]).tolist() for column in table.T]
     ptr = [0]
     while ptr[-1] < num_graphs:

@@ -14,20 +14,21 @@ from popgeo.packing.sizes import as_table, names
 if TYPE_CHECKING:
     import pandas as pd
 
-_SEED = 0  # of the sweep over lengths, so that a figure looks the same each time
+_SEED = 0  # of the sweep over lengths, so that figures are reproducible
 
 
 def summary(plans: Mapping[str, Packs], sizes: ArrayLike, budget: Budget) -> "pd.DataFrame":
-    """Compare plans, one row each.
+    """Return a table that compares plans, one row per plan.
 
     Args:
         plans: A name for each plan.
-        sizes: Sizes of each graph, as they were packed. [num_graphs, num_dims] or [num_graphs]
-        budget: What one pack may hold.
+        sizes: Sizes of each graph, as for packing. [num_graphs, num_dims] or [num_graphs]
+        budget: The capacity of a pack.
 
     Returns:
-        Columns `strategy`; `num_packs` and `lower_bound`; the real share, 0 to 1, of each dimension (`nodes`, `edges`)
-        and of `graphs`; `binds`, which runs out first; `graphs_per_pack`; `variance_ratio`, see there; `num_skipped`.
+        Columns `strategy`; `num_packs` and `lower_bound`; the used share, 0 to 1, of each dimension (`nodes`, `edges`)
+        and of `graphs`; `binds`, the fullest of these; `graphs_per_pack`; `variance_ratio`, see the function of this
+        name; `num_skipped`.
 
     Example:
         >>> from popgeo.packing import stream
@@ -58,12 +59,12 @@ def summary(plans: Mapping[str, Packs], sizes: ArrayLike, budget: Budget) -> "pd
 
 
 def fill(packs: Packs, sizes: ArrayLike, budget: Budget) -> "pd.DataFrame":
-    """The real share of every pack, one row each, in order.
+    """Return the used share of every pack, one row per pack, in order.
 
     Args:
         packs: A plan.
-        sizes: Sizes of each graph, as they were packed. [num_graphs, num_dims] or [num_graphs]
-        budget: What one pack may hold; pass the slots of a batch to count its padding too.
+        sizes: Sizes of each graph, as for packing. [num_graphs, num_dims] or [num_graphs]
+        budget: The capacity of a pack; pass the slots of a batch to count its padding, too.
 
     Returns:
         A column, 0 to 1, for each dimension (`nodes`, `edges`) and for `graphs`.
@@ -80,7 +81,7 @@ def fill(packs: Packs, sizes: ArrayLike, budget: Budget) -> "pd.DataFrame":
 
 
 def mean_sizes(packs: Packs, sizes: ArrayLike) -> NDArray[np.float64]:
-    """The mean first size (nodes) of the graphs of each pack. float64 [num_packs]
+    """Return the mean first size (nodes) of the graphs of each pack, float64 [num_packs].
 
     Example:
         >>> mean_sizes(Packs.from_lists([[0, 1], [2]]), [[4, 9], [6, 9], [2, 9]]).tolist()
@@ -90,10 +91,10 @@ def mean_sizes(packs: Packs, sizes: ArrayLike) -> NDArray[np.float64]:
 
 
 def variance_ratio(packs: Packs, sizes: ArrayLike) -> float:
-    """How much more the mean size of a pack varies than that of as many graphs drawn independently.
+    """Return the variance of the mean size of packs, relative to packs of independently drawn graphs.
 
-    1 is as random as plain shuffling. Above 1, packs are of like sizes, so that gradients are biased from batch to
-    batch; below 1, packs resemble each other more than chance has it. NaN where sizes or packs do not vary at all.
+    1 is as random as plain shuffling. Above 1, each pack has similar sizes, so gradients are biased from batch to
+    batch. Below 1, packs resemble each other more than by chance. NaN means that sizes or packs do not vary.
 
     Example:
         >>> sizes = np.arange(10_000) % 10
@@ -112,17 +113,17 @@ def variance_ratio(packs: Packs, sizes: ArrayLike) -> float:
 def sweep(
     sizes: ArrayLike, lengths: Sequence[int], strategies: Mapping[str, Callable[..., Packs]], *, num_graphs: int
 ) -> "tuple[pd.DataFrame, pd.DataFrame]":
-    """How full packs of different lengths become, by the first dimension alone.
+    """Return the fill of packs for different lengths, in the first dimension alone.
 
     Args:
         sizes: Sizes of each graph; only the first dimension counts. [num_graphs, num_dims] or [num_graphs]
-        lengths: What a pack may hold of it.
+        lengths: Capacities of a pack in the first dimension.
         strategies: Packing functions by name.
-        num_graphs: The most graphs of a pack.
+        num_graphs: The largest number of graphs of a pack.
 
     Returns:
-        One row per strategy and length: `strategy`, `num_nodes`, `efficiency`. And the bound that no strategy can
-        exceed: `num_nodes`, `efficiency`.
+        One row per strategy and length: `strategy`, `num_nodes`, `efficiency`. And the upper bound for any strategy:
+        `num_nodes`, `efficiency`.
 
     Example:
         >>> from popgeo.packing import stream

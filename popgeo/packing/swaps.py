@@ -9,19 +9,19 @@ import torch
 from popgeo.packing.packs import Budget, Ids, Packs, totals_of_packs
 from popgeo.packing.stream import stream
 
-# Proposals per pack and round; each round is a handful of array operations over the packs that exceed a budget.
+# Proposals per pack and round; a round is a few array operations over the packs that exceed a budget.
 _PROPOSALS = 8
 _ROUNDS = 200
 _IDLE_ROUNDS = 12
 
 
 class PlacesBySize(NamedTuple):
-    """The places of all packs, ordered by the size planned there.
+    """The places of all packs, ordered by their planned sizes.
 
     Args:
         places: Indices into `Packs.indices`. [num_graphs]
-        ptr: Where each size starts in `places`. [num_sizes + 1 and more]
-        ranks: Which size is planned at each place, in the order of the packs. [num_graphs]
+        ptr: The start of each size in `places`. [num_sizes + 1 and more]
+        ranks: The planned size of each place, in the order of the packs. [num_graphs]
     """
 
     places: Ids
@@ -37,15 +37,15 @@ def within_budget(
     dims: Sequence[int],
     generator: torch.Generator | None,
 ) -> Packs:
-    """Repair packs that exceed a budget by swapping graphs of the same size; the rest moves to packs of its own.
+    """Swap graphs of the same size until packs are within budget; graphs that still do not fit move to new packs.
 
     Args:
-        packs: Packs that are within budget in the dimension that they were planned in.
-        by_size: Where graphs of each size are.
+        packs: Packs that are within budget in the planned dimension.
+        by_size: The places of graphs of each size.
         table: Sizes of each graph. [num_graphs, num_dims]
-        budget: What one pack may hold.
+        budget: The capacity of a pack.
         dims: The dimensions that were not planned.
-        generator: Source of randomness; None draws from a fixed seed.
+        generator: Source of randomness. Default: a fixed seed.
     """
     limits = np.array(budget.sizes)[dims]
     used = totals_of_packs(table[:, dims], packs.indices, packs.ptr)
@@ -60,7 +60,7 @@ def within_budget(
 def _swap(
     indices: Ids, ptr: Ids, by_size: PlacesBySize, table: Ids, used: Ids, limits: Ids, rng: np.random.Generator
 ) -> None:
-    """Swaps in place (both `indices` and `used` are the caller's own) while swaps lessen what is over budget."""
+    """Swap graphs while this reduces the excess over the budget; `indices` and `used` change in place."""
     pack_of = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
     claim = np.empty_like(ptr)
     over = np.arange(len(ptr) - 1)
@@ -69,7 +69,7 @@ def _swap(
         over = over[(used[over] > limits).any(axis=1)]  # a swap never puts another pack over budget
         if not len(over) or idle == _IDLE_ROUNDS:
             return
-        # Each pack over budget proposes to give away some of its graphs, each for one of the same size elsewhere.
+        # Each pack over budget proposes to swap some of its graphs with graphs of the same size in other packs.
         giver = np.repeat(over, _PROPOSALS)
         give = ptr[giver] + rng.integers(ptr[giver + 1] - ptr[giver])
         rank = by_size.ranks[give].astype(np.int64)
@@ -80,7 +80,7 @@ def _swap(
         gain[(used[taker] - change > limits).any(axis=1) | (taker == giver)] = 0
         best = gain.reshape(-1, _PROPOSALS).argmax(axis=1) + np.arange(len(over)) * _PROPOSALS
         best = best[gain[best] > 0]
-        # A pack takes part in one swap a round, or the sums above would not hold.
+        # A pack takes part in at most one swap per round; otherwise the sums above would be wrong.
         claim[taker[best]] = best
         claim[giver[best]] = best
         best = best[(claim[taker[best]] == best) & (claim[giver[best]] == best)]
@@ -91,12 +91,12 @@ def _swap(
 
 
 def _excess(used: Ids, limits: Ids) -> np.ndarray:
-    """How far packs are over budget, as a share of it so that dimensions compare. [...]"""
+    """Return the excess of packs over the budget, relative to the budget and summed over dimensions, [...]."""
     return (np.maximum(used - limits, 0) / np.maximum(limits, 1)).sum(axis=-1)
 
 
 def _move_out(packs: Packs, table: Ids, over: np.ndarray, budget: Budget) -> Packs:
-    """Takes graphs out of packs still over budget, most of the excess first, and packs them next-fit at the end."""
+    """Move graphs out of packs that are over budget, largest relief first, into new packs at the end."""
     limits = np.array(budget.sizes)
     keep = np.ones(len(packs.indices), bool)
     for pack in np.flatnonzero(over).tolist():

@@ -1,4 +1,4 @@
-"""Which fixed shape suits a dataset: the choice of num_nodes matters more than the packing algorithm."""
+"""The choice of a fixed shape for a dataset; `num_nodes` matters more than the packing algorithm."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -12,25 +12,25 @@ from popgeo.packing.sizes import as_table, names
 from popgeo.packing.window import window
 from popgeo.progress import progress
 
-# A window first uses up what packs well: a trial takes a small one, so that it has long settled when packs are counted.
+# A window first uses graphs that pack well. A trial takes a small window, which is in equilibrium when packs count.
 _SAMPLE = 12288  # graphs packed for trial
 _WINDOW = 512
 _SETTLED = 4096  # graphs packed before packs count
-_NEAREST = 12  # candidates for num_nodes on either side of what is wanted
-_FINALISTS = 5  # of these, how many are tried with several amounts of slack
+_NEAREST = 12  # candidates for num_nodes on either side of the target
+_FINALISTS = 5  # candidates that are tried with several amounts of slack
 _SLACKS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-_AS_GOOD = 0.002  # a shape that costs this much more, but is closer to the target, is preferred
+_AS_GOOD = 0.002  # largest extra cost of a shape that is preferred because it is closer to the target
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A fixed shape for the batches of a dataset, padding included, and what to expect of it.
+    """A fixed shape for the batches of a dataset, padding included, with its expected efficiency.
 
     Args:
-        slots: Slots for each dimension; one of every node dimension is kept for padding.
-        num_graphs: Slots for graphs; one is kept for padding.
-        budget: What the real graphs of a batch may use.
-        efficiency: Expected real over slots, for each dimension; 0 if there are no slots.
+        slots: Slots for each dimension; one slot of every node dimension is for padding.
+        num_graphs: Slots for graphs; one slot is for padding.
+        budget: The capacity of a batch for real graphs.
+        efficiency: Expected share of used slots, for each dimension; 0 if there are no slots.
         graphs_per_batch: Expected real graphs of a batch.
         reason: One sentence: the choice and its reason.
     """
@@ -44,18 +44,18 @@ class Shape:
 
     @property
     def num_nodes(self) -> int:
-        """Node slots; the first dimension."""
+        """The number of node slots: the first dimension."""
         return self.slots[0]
 
     @property
     def num_edges(self) -> int:
-        """Edge slots; the second dimension, 0 without one."""
+        """The number of edge slots: the second dimension, or 0."""
         return self.slots[1] if len(self.slots) > 1 else 0
 
     def __repr__(self) -> str:
         rows = zip(self.slots, names(len(self.slots)), self.efficiency, strict=True)
         slots = ", ".join(f"{count:,} {name} ({full:.1%} full)" for count, name, full in rows)
-        graphs = f"{self.num_graphs:,} graphs; {self.graphs_per_batch:.1f} real graphs a batch"
+        graphs = f"{self.num_graphs:,} graphs; {self.graphs_per_batch:.1f} real graphs per batch"
         return f"{type(self).__name__}({slots}, {graphs})"
 
 
@@ -68,21 +68,20 @@ def tune(
     num_node_dims: int = 1,
     progress_bar: bool | None = None,
 ) -> Shape:
-    """Choose the fixed shape that wastes least, at about that many real graphs a batch.
+    """Choose the fixed shape with the least waste, for about `target_graphs` real graphs per batch.
 
     A sample of the dataset is packed by `window` into each candidate: the multiples of `align` around the target for
-    the first dimension, each with several amounts of slack in the others. The cheapest per graph wins; of those within
-    0.2 % of it, the one closest to the target.
+    the first dimension, each with several amounts of slack in the other dimensions. Among the shapes that cost at most
+    0.2 % more per graph than the cheapest shape, the shape closest to the target wins.
 
     Args:
         sizes: Sizes of each graph: nodes, then edges (or per type). [num_graphs, num_dims] or [num_graphs]
         target_graphs: Real graphs of a batch, on average.
-        align: Slots are multiples of this.
-        cost: What a slot of each dimension costs, as (a, b) in `a * nodes + b * edges`. By default the slots that a
-            mean graph needs cost the same in every dimension.
-        num_node_dims: How many dimensions, from the first, are nodes and keep a slot for padding.
-        progress_bar: Whether to show a bar if it lasts longer than a second, as without a compiler; None means at a
-            terminal and in notebooks.
+        align: Divisor of all numbers of slots. Default: 8.
+        cost: Cost of a slot of each dimension, (a, b) in `a * nodes + b * edges`. Default: the slots of a mean graph
+            cost the same in every dimension.
+        num_node_dims: The number of leading dimensions that count nodes and have a slot for padding.
+        progress_bar: Whether to show a bar after one second. Default: at a terminal and in notebooks.
 
     Returns:
         The shape, with its expected efficiency and the reason in one sentence.
@@ -105,13 +104,13 @@ def tune(
     largest = np.array([column.max() for column in table.T])
     weights = slot_costs(table, cost)
     padding = np.arange(num_dims) < num_node_dims
-    count = max(_SAMPLE, 16 * round(target_graphs))  # always of the same graphs
+    count = max(_SAMPLE, 16 * round(target_graphs))  # the sample is always the same
     order = torch.randperm(len(table), generator=torch.Generator().manual_seed(0)).numpy()
     sample = table if len(table) <= count else table[order[:count]]
 
     lengths = _lengths(target_graphs * mean[0] + padding[0], int(largest[0] + padding[0]), align)
     scale = {n: (n - padding[0]) / mean[0] if mean[0] else target_graphs for n in lengths}  # mean graphs of a batch
-    # First without regard to the other dimensions: which lengths can be filled at all?
+    # First the other dimensions are ignored: only lengths that can be filled remain.
     tried = progress(lengths, "trying lengths", "length", progress_bar)
     fills = {n: _try(sample[:, :1], np.array([n]), padding[:1]).efficiency[0] for n in tried}
     best_fill = max(fills.values())
@@ -131,7 +130,7 @@ def tune(
 
 
 def slot_costs(sizes: ArrayLike, cost: tuple[float, ...] | None) -> tuple[float, ...]:
-    """What a slot of each dimension costs: as given, or so that what a mean graph needs costs 1 in every dimension.
+    """Return the cost of a slot of each dimension. Default: the slots of a mean graph cost 1 in every dimension.
 
     Raises:
         ValueError: `cost` does not match the dimensions of `sizes`.
@@ -145,12 +144,12 @@ def slot_costs(sizes: ArrayLike, cost: tuple[float, ...] | None) -> tuple[float,
         mean = [float(column.mean()) for column in table.T]
         return tuple(1 / each if each else 0.0 for each in mean)
     if len(cost) != table.shape[1] or min(cost) < 0 or not any(cost):
-        raise ValueError(f"cost is {cost}; give {table.shape[1]} numbers, none negative and not all 0.")
+        raise ValueError(f"cost is {cost}; give {table.shape[1]} numbers that are not negative and not all 0.")
     return cost
 
 
 def _lengths(wanted: float, smallest: int, align: int) -> list[int]:
-    """Multiples of `align` within a quarter of what is wanted, the closest first."""
+    """Return multiples of `align` within a quarter of the target, the closest first."""
     middle = round(wanted / align)
     near = [align * n for n in range(middle - _NEAREST, middle + _NEAREST + 1)]
     near = [n for n in near if n >= smallest and abs(n - wanted) <= max(wanted / 4, align)]
@@ -158,7 +157,7 @@ def _lengths(wanted: float, smallest: int, align: int) -> list[int]:
 
 
 def _try(sample: NDArray[np.int64], slots: NDArray[np.int64], padding: NDArray[np.bool_]) -> Shape:
-    """Pack the sample; if it is not the whole dataset, only packs made by a full and settled window count."""
+    """Pack the sample; if it is only a part of the dataset, count only packs of a full window in equilibrium."""
     limits = tuple((slots - padding).tolist())
     budget = Budget(sizes=limits, num_graphs=len(sample))
     packs = window(sample, budget, window=_WINDOW, generator=torch.Generator().manual_seed(0))
@@ -166,7 +165,7 @@ def _try(sample: NDArray[np.int64], slots: NDArray[np.int64], padding: NDArray[n
     if len(sample) >= _SAMPLE:
         start, end = np.searchsorted(packs.ptr, [_SETTLED, len(sample) - _WINDOW]).tolist()
     used = sample[packs.indices[packs.ptr[start] : packs.ptr[end]]].sum(axis=0)
-    # A twentieth more than any batch of the sample held, as a whole dataset has rarer batches.
+    # 5 % more than the largest batch of the sample, because the whole dataset has rarer batches.
     most_graphs = -(-int(np.diff(packs.ptr).max()) * 21 // 20)
     return Shape(
         slots=tuple(slots.tolist()),
@@ -179,7 +178,7 @@ def _try(sample: NDArray[np.int64], slots: NDArray[np.int64], padding: NDArray[n
 
 
 def _reason(shape: Shape, target_graphs: float, num_trials: int) -> str:
-    """Why a shape was chosen; a dimension that no graph uses, such as edges of point clouds, has no slots to fill."""
+    """Return the reason for a shape; dimensions without slots, such as edges of point clouds, are left out."""
     rows = list(zip(shape.slots, names(len(shape.slots)), shape.efficiency, strict=True))
     slots = ", ".join(f"{count} {name}" for count, name, _ in rows if count)
     fills = ", ".join(f"{full:.2%} of {name}" for count, name, full in rows if count)

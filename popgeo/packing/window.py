@@ -19,7 +19,7 @@ from popgeo.packing.sizes import fitting
 from popgeo.random_numbers import new_key
 
 _Chunk = tuple[Ids, NDArray[np.int64], Ids]  # ids, their sizes, and ids that can never fit
-_FIRST_CHUNK = 4096  # graphs beyond the window before the first packs come out
+_FIRST_CHUNK = 4096  # graphs in addition to the window before the first packs
 _CHUNK = 1 << 17
 _STREAM_CHUNK = 256  # graphs read ahead of an iterator, beyond the window
 _MAX_BUCKETS = 1 << 22
@@ -36,20 +36,20 @@ def window(
 ) -> Packs:
     """Pack graphs drawn at random from a window of pending ones, each pack closed by an exact fill.
 
-    The dimension that needs most packs is filled exactly, and the next one is kept in proportion; further ones only
-    limit a pack. Where three or more vary independently of each other, `optimal` packs fuller.
+    The dimension that needs the most packs is filled exactly, and the next dimension stays in proportion. Further
+    dimensions only limit a pack. If three or more dimensions vary independently, `optimal` makes fuller packs.
 
     Args:
         sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
-        budget: What one pack may hold.
-        window: Graphs to choose from; 512 to 4096 is best, as the remains of a larger one weigh in at the end.
-        generator: Source of the order; torch's own where None. The same state gives the same packs.
-        skip: Leave out, and count in `skipped`, the graphs that no pack can hold.
-        shuffle: Whether graphs enter the window in a random order; otherwise in the one given, which is then random
-            only as far as the window reaches.
+        budget: The capacity of a pack.
+        window: The number of pending graphs; 512 to 4096 is best, because the last packs of a larger window are poor.
+        generator: Source of randomness. Default: torch's global generator. The same state gives the same packs.
+        skip: Whether to leave out graphs that no pack can hold, and list them in `skipped`.
+        shuffle: Whether graphs enter the window in random order. In the given order, packs are random only within the
+            window.
 
     Returns:
-        Each graph in exactly one pack; no pending graph would have fitted a pack that was closed.
+        Packs with each graph exactly once. When a pack was closed, no pending graph fitted.
 
     Raises:
         ValueError: a graph can never fit and `skip` is False, or `window` is below 1.
@@ -72,15 +72,16 @@ def iter_window(
     skip: bool = False,
     shuffle: bool = True,
 ) -> Iterator[Packs]:
-    """The packs of `window`, some at a time: the first ones at once, the rest while training continues.
+    """Yield the packs of `window` in parts: the first packs at once, the rest while training runs.
 
     Args:
-        sizes: As for `window`; or an iterator over the sizes of one graph after another, as an iterable dataset yields
-            them. Ids then count the graphs of the iterator, which is read no further than the packs need.
-        budget: What one pack may hold.
-        window: Graphs to choose from.
-        generator: Source of the order.
-        skip: Leave out graphs that no pack can hold.
+        sizes: As for `window`; or an iterator over the sizes of one graph after the other, as of an iterable dataset.
+            Ids then count the graphs of the iterator. The iterator is read only as far as the packs need.
+        budget: The capacity of a pack.
+        window: The number of pending graphs.
+        generator: Source of randomness. Default: torch's global generator.
+        skip: Whether to leave out graphs that no pack can hold.
+        shuffle: Whether graphs enter the window in random order; iterators keep their order.
 
     Raises:
         ValueError: as `window`.
@@ -102,7 +103,7 @@ def iter_window(
 
 
 def _enter(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: int, key: int | None) -> Iterator[_Chunk]:
-    """All graphs, in random order or, without a key, in that which they have; the first piece comes at once."""
+    """Yield all graphs in pieces, in random order or, without a key, in their own order."""
     if len(skipped):
         yield skipped[:0], table[:0], skipped
     given = (np.arange(start, min(start + _CHUNK, len(table))) for start in range(0, len(table), _CHUNK))
@@ -113,7 +114,7 @@ def _enter(table: NDArray[np.int64], ids: Ids | None, skipped: Ids, window: int,
 
 
 def _read(sizes: Iterable[Sequence[int]], budget: Budget, window: int, skip: bool) -> Iterator[_Chunk]:
-    """The graphs of an iterator in its own order, read a little ahead."""
+    """Yield the graphs of an iterator in its order, read a little ahead."""
     left = iter(sizes)
     start, ahead = 0, window + _STREAM_CHUNK
     while rows := list(islice(left, ahead)):
@@ -126,7 +127,7 @@ def _read(sizes: Iterable[Sequence[int]], budget: Budget, window: int, skip: boo
 
 
 def _pack(chunks: Iterator[_Chunk], budget: Budget, window: int, key: int) -> Iterator[Packs]:
-    """Push chunk after chunk through a window; the scarcest dimensions come first, as these are filled with care."""
+    """Push chunk after chunk through a window, with the scarcest dimensions first: the window fills these best."""
     filler: _CompiledWindow | exact_fill.Window | None = None
     given = order = list(range(len(budget.sizes)))
     for ids, table, skipped in chunks:
@@ -142,14 +143,14 @@ def _pack(chunks: Iterator[_Chunk], budget: Budget, window: int, key: int) -> It
 
 
 def _by_scarcity(totals: Sequence[int], budget: Budget) -> list[int]:
-    """The dimensions, those that need most packs first; but number 0 comes first unless another needs 2 % more."""
+    """Return the dimensions by the packs that they need, most first; dimension 0 loses only to a need 2 % larger."""
     need = [Fraction(total, limit) if limit else Fraction(0) for total, limit in zip(totals, budget.sizes, strict=True)]
     order = sorted(range(len(need)), key=lambda d: -need[d])
     return order if need[order[0]] * 50 > need[0] * 51 else [0, *(d for d in order if d)]
 
 
 def _open(budget: Budget, window: int, key: int) -> "_CompiledWindow | exact_fill.Window":
-    """The compiled window; the interpreted one without the library, or if 64 bits could overflow."""
+    """Return a compiled window, or an interpreted window without the library or if 64 bits could overflow."""
     largest = max(budget.sizes) * max(budget.sizes[0], 1) * window * 4
     fits = largest < 2**62 and window < 2**30 and budget.sizes[0] < _MAX_BUCKETS
     new = library.function("popgeo_window_new", "iPqiQ", "P") if fits else None
@@ -157,10 +158,10 @@ def _open(budget: Budget, window: int, key: int) -> "_CompiledWindow | exact_fil
 
 
 class _CompiledWindow:
-    """`exact_fill.Window`, compiled."""
+    """The compiled version of `exact_fill.Window`."""
 
     def __init__(self, new: Callable[..., int | None], budget: Budget, window: int, key: int) -> None:
-        # The library holds popgeo_window_new, so it holds these.
+        # The library has popgeo_window_new, so it has these functions, too.
         self._push: Any = library.function("popgeo_window_push", "PPPqi", "q")
         self._num_ids: Any = library.function("popgeo_window_num_ids", "P", "q")
         self._read: Any = library.function("popgeo_window_read", "PPP")

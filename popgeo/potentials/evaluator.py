@@ -18,10 +18,10 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from popgeo.convert.periodic_pairs import NeighborList, require_elements
-from popgeo.data.found_sizes import grown
 from popgeo.deploy.ase_calculator import STATES
 from popgeo.deploy.ase_calculator import SystemsCalculator as SystemsCalculator
 from popgeo.packing import Budget, decreasing
+from popgeo.packing.sizes import grown
 from popgeo.potentials.padding import PotentialLoader, with_safe_padding
 
 

@@ -1,4 +1,4 @@
-"""Parts of a large graph: clusters of nearly equal size, neighbors of seeds, negatives of links."""
+"""Parts of a large graph: clusters of nearly equal size, neighbors of seeds, and negatives of links."""
 
 from popgeo.sampling.check_choices import TemporalStrategy as TemporalStrategy
 from popgeo.sampling.compressed_graph import CompressedGraph as CompressedGraph

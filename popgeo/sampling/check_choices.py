@@ -1,4 +1,4 @@
-"""What may be asked of a neighbor sampler: everything is checked here, before anything is drawn."""
+"""Checks of all arguments of the neighbor sampler, before it draws."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ NumNeighbors = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 
 
 class TemporalStrategy(str, Enum):
-    """Which of the neighbors that are not newer than the seed are taken."""
+    """The choice among neighbors that are not newer than the seed."""
 
     UNIFORM = "uniform"
-    """Random ones."""
+    """Random neighbors."""
     LAST = "last"
-    """The latest."""
+    """The latest neighbors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """How to sample; strings become what they name.
+    """The choices of a neighbor sampler; strings become members of enums.
 
     Args:
-        replace: The same edge may be drawn again.
-        subgraph_type: Sampled edges only, those and their reverses, or all edges between sampled nodes.
-        disjoint: Every seed grows a tree of its own.
-        temporal_strategy: Which neighbors are taken where time matters.
-        temporal: Whether time matters.
+        replace: Whether the same edge may be drawn again.
+        subgraph_type: Sampled edges only, sampled edges and their reverses, or all edges between sampled nodes.
+        disjoint: Whether every seed has a separate tree.
+        temporal_strategy: The choice of neighbors if the graph has times.
+        temporal: Whether the sampler uses times.
     """
 
     replace: bool
@@ -47,7 +47,7 @@ class Choices:
     temporal: bool
 
     def __post_init__(self) -> None:
-        subgraph_type = getattr(self.subgraph_type, "value", self.subgraph_type)  # a member of PyG's enum has its name
+        subgraph_type = getattr(self.subgraph_type, "value", self.subgraph_type)  # a member of PyG's enum
         if subgraph_type not in _SUBGRAPHS:
             kinds = ", ".join(map(repr, _SUBGRAPHS))
             raise ValueError(f"subgraph_type is {self.subgraph_type!r}; it is one of {kinds}.")
@@ -61,18 +61,18 @@ class Choices:
 
     @property
     def last(self) -> bool:
-        """Whether the latest neighbors are taken."""
+        """Whether the sampler takes the latest neighbors."""
         return self.temporal_strategy is TemporalStrategy.LAST
 
 
 def ends(edge_type: EdgeType, graph: CompressedGraph) -> tuple[str, str]:
-    """The node type of the rows, and that of the neighbors."""
+    """Return the node type of the rows and the node type of the neighbors."""
     source, _, destination = edge_type
     return (destination, source) if graph.direction is Direction.INCOMING else (source, destination)
 
 
 def check_graphs(graphs: Mapping[EdgeType, CompressedGraph], choices: Choices) -> dict[str, int]:
-    """How many nodes there are of each type, where the graphs agree and have what the choices need."""
+    """Return the number of nodes of each type; check that the graphs agree and suit the choices."""
     if len({graph.direction for graph in graphs.values()}) > 1:
         raise ValueError("Some graphs are incoming, some outgoing; compress all edge types in one direction.")
     num_nodes: dict[str, int] = {}
@@ -96,13 +96,13 @@ def check_graphs(graphs: Mapping[EdgeType, CompressedGraph], choices: Choices) -
 
 
 def counts_of_hops(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType]) -> dict[EdgeType, tuple[int, ...]]:
-    """For each edge type how many neighbors each hop takes; -1 for all."""
+    """Return the number of neighbors per hop for each edge type; -1 means all."""
     if isinstance(num_neighbors, Mapping):
         if set(num_neighbors) != set(edge_types):
             missing, unknown = set(edge_types) - set(num_neighbors), set(num_neighbors) - set(edge_types)
             raise ValueError(
                 f"num_neighbors must name every edge type of the graph; missing {sorted(missing)}, unknown "
-                f"{sorted(unknown)}. Give [0, 0] for a type that is not to be followed."
+                f"{sorted(unknown)}. Give [0, 0] for an edge type that sampling should skip."
             )
         counts = {edge_type: _numbers(num_neighbors[edge_type]) for edge_type in edge_types}
     else:
@@ -117,12 +117,12 @@ def counts_of_hops(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType]) 
 
 
 def _numbers(hops: Any) -> tuple[Any, ...]:
-    """Return the counts with Python's own numbers in place of those of NumPy and torch."""
+    """Return the counts as Python numbers instead of numbers of NumPy and torch."""
     return tuple(number.item() if hasattr(number, "item") else number for number in hops)
 
 
 def check_seeds(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int]) -> dict[str, Tensor]:
-    """The seeds as int64."""
+    """Check the seeds and return them as int64."""
     checked = {}
     for node_type, nodes in seeds.items():
         if node_type not in num_nodes:
@@ -136,7 +136,7 @@ def check_seeds(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int]) -> di
 
 
 def times_of_trees(seeds: Mapping[str, Tensor], seed_time: Mapping[str, Tensor] | None) -> Tensor | None:
-    """The time of every seed, type after type. int64 [num_trees]"""
+    """Return the time of every seed, type after type, int64 [num_trees]."""
     if seed_time is None:
         return None
     if set(seed_time) != set(seeds):
@@ -149,9 +149,9 @@ def times_of_trees(seeds: Mapping[str, Tensor], seed_time: Mapping[str, Tensor] 
 
 
 def reverse_types(graphs: Mapping[EdgeType, CompressedGraph]) -> dict[EdgeType, EdgeType]:
-    """The type that the reversed edges of each type have: its own where both ends are of one node type, else its twin.
+    """Return the type of the reversed edges of each type: the same type if both ends have one node type, or its twin.
 
-    `ToUndirected` of PyTorch Geometric names the twin of (a, r, b) by (b, rev_r, a), and numbers its edges alike.
+    `ToUndirected` of PyTorch Geometric calls the twin of (a, r, b) (b, rev_r, a), and gives its edges the same numbers.
     """
     reverse_of: dict[EdgeType, EdgeType] = {}
     for source, relation, destination in graphs:

@@ -1,4 +1,4 @@
-"""Sorts the edges of a graph by row: a counting sort, compiled if there is a library."""
+"""Sorting of the edges of a graph by row: a counting sort, compiled if the library is available."""
 
 import struct
 
@@ -10,17 +10,17 @@ from popgeo.native import library
 
 
 def compress(rows: Tensor, cols: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Edges by row, in their own order inside a row.
+    """Sort edges by row; edges of one row keep their order.
 
     Args:
-        rows: The row of each edge, each of 0 ... num_rows - 1. int32 or int64 [num_edges]
-        cols: The neighbor at its other end. The same dtype [num_edges]
-        num_rows: How many rows there are.
-        dtype: Of the results: torch.int32 or torch.int64.
+        rows: The row of each edge, from 0 to num_rows - 1. int32 or int64 [num_edges]
+        cols: The neighbor at the other end of each edge. The same dtype [num_edges]
+        num_rows: The number of rows.
+        dtype: The dtype of the results: torch.int32 or torch.int64.
 
     Returns:
-        Where each row starts, and the end [num_rows + 1]; neighbors [num_edges]; the number of each edge [num_edges],
-        or None where the edges were in order.
+        The start of each row, and the end [num_rows + 1]; neighbors [num_edges]; the number of each edge [num_edges],
+        or None if the edges were in order.
 
     Example:
         >>> compress(torch.tensor([1, 0, 1]), torch.tensor([5, 6, 7]), 2, torch.int32)[2].tolist()
@@ -42,13 +42,13 @@ def compress(rows: Tensor, cols: Tensor, num_rows: int, dtype: torch.dtype) -> t
 
 
 def sort_rows(rowptr: Tensor, key: Tensor, col: Tensor, perm: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The key, the neighbors and the edge numbers with each row sorted by the key; equal keys stay in order.
+    """Sort each row by a key and return the key, the neighbors and the edge numbers; equal keys stay in order.
 
     Args:
-        rowptr: Where each row starts, and the end. [num_rows + 1]
-        key: What to sort by. int64 [num_edges]
+        rowptr: The start of each row, and the end. [num_rows + 1]
+        key: The key of each edge. int64 [num_edges]
         col: Neighbors. [num_edges]
-        perm: The number of each edge; None for its place. [num_edges]
+        perm: The number of each edge. Default: its place. [num_edges]
 
     Example:
         >>> rowptr, key, col = torch.tensor([0, 3, 5]), torch.tensor([9, 7, 9, 4, 5]), torch.tensor([0, 1, 2, 3, 4])
@@ -69,5 +69,5 @@ def sort_rows(rowptr: Tensor, key: Tensor, col: Tensor, perm: Tensor | None) -> 
 
 
 def _empty(size: int, dtype: torch.dtype) -> Tensor:
-    """Memory for `size` numbers; numpy asks for large pages, which random writes and reads go through faster."""
+    """Return memory for `size` numbers; numpy asks for large pages, which makes random access faster."""
     return torch.from_numpy(np.empty(size, np.int32 if dtype is torch.int32 else np.int64))

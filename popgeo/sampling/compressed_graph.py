@@ -1,4 +1,4 @@
-"""The noun of sampling: a large graph by rows, each row the neighbors of one node."""
+"""A large graph by rows, with the neighbors of one node in each row."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +15,7 @@ _WEIGHTS = (torch.float32, torch.float64)
 
 
 class Direction(str, Enum):
-    """Which end of an edge has the other one as its neighbor.
+    """The end of an edge that has the other end as its neighbor.
 
     Example:
         >>> Direction("incoming") is Direction.INCOMING
@@ -23,7 +23,7 @@ class Direction(str, Enum):
     """
 
     INCOMING = "incoming"
-    """The neighbors of a node are the sources of its incoming edges: where its messages come from."""
+    """The neighbors of a node are the sources of its incoming edges: the senders of its messages."""
     OUTGOING = "outgoing"
     """The neighbors of a node are the destinations of its outgoing edges."""
 
@@ -36,17 +36,17 @@ class CompressedGraph:
     heterogeneous graph.
 
     Args:
-        rowptr: Where each row starts, and the end. int32 or int64 [num_rows + 1]
+        rowptr: The start of each row, and the end. int32 or int64 [num_rows + 1]
         col: Neighbors, row after row. The same dtype [num_edges]
-        num_cols: How many nodes the neighbors are numbered among; num_rows in a homogeneous graph.
-        perm: The number in `edge_index` of each edge; None if it is its place here. The same dtype [num_edges]
-        weight: How likely each edge is drawn, in proportion to the others of its row. float [num_edges]
-        time: When each edge may be used from: the time of the edge or of the neighbor; ascends in each row. int64
-            [num_edges]
-        direction: Which end of an edge the rows are.
+        num_cols: The number of nodes that can be neighbors; num_rows in a homogeneous graph.
+        perm: The number of each edge in `edge_index`. Default: its place here. The same dtype [num_edges]
+        weight: The probability of each edge, relative to other edges of its row. float [num_edges]
+        time: The first time at which each edge may be used: the time of the edge or of the neighbor. It ascends in each
+            row. int64 [num_edges]
+        direction: The end of each edge that is the row.
 
     Raises:
-        ValueError: a shape, dtype or value contradicts the above.
+        ValueError: a shape, dtype or value contradicts this description.
 
     Example:
         >>> edge_index = torch.tensor([[1, 2, 0, 2], [0, 0, 2, 1]])
@@ -89,16 +89,16 @@ class CompressedGraph:
         edge_time: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> "CompressedGraph":
-        """Sort the edges by row, in linear time; those of a row stay in order, or are put in that of time.
+        """Sort the edges by row in linear time; edges of a row stay in order, or are sorted by time.
 
         Args:
             edge_index: Source and destination of each edge. int32 or int64 [2, num_edges]
-            num_nodes: How many nodes there are; of two node types, how many sources and how many destinations.
-            direction: `"incoming"` makes rows of destinations, `"outgoing"` of sources.
-            edge_weight: How likely an edge is drawn, in proportion to others of its row. [num_edges]
+            num_nodes: The number of nodes; for two node types, the numbers of sources and of destinations.
+            direction: `"incoming"` makes a row per destination, `"outgoing"` a row per source.
+            edge_weight: The probability of each edge, relative to other edges of its row. [num_edges]
             node_time: Time of each node that can be a neighbor. int64 [num_cols]
-            edge_time: Time of each edge, instead of that of nodes. int64 [num_edges]
-            dtype: torch.int32 or torch.int64; None takes int32 where nodes and edges can be numbered so.
+            edge_time: Time of each edge, instead of times of nodes. int64 [num_edges]
+            dtype: torch.int32 or torch.int64. Default: int32 if it suffices for nodes and edges.
 
         Raises:
             ValueError: an index is negative or too large, a shape or dtype is wrong, or both times are given.
@@ -145,12 +145,12 @@ class CompressedGraph:
 
     @property
     def num_rows(self) -> int:
-        """How many nodes have a row of neighbors."""
+        """The number of nodes with a row of neighbors."""
         return len(self.rowptr) - 1
 
     @property
     def num_edges(self) -> int:
-        """How many edges there are."""
+        """The number of edges."""
         return len(self.col)
 
     def __repr__(self) -> str:
@@ -170,10 +170,10 @@ def _index_dtype(dtype: torch.dtype | None, largest: int) -> torch.dtype:
 
 
 def check_edge_index(name: str, edge_index: Tensor, num_sources: int, num_destinations: int) -> None:
-    """Refuses edges of a wrong form, and edges that end in a node that does not exist.
+    """Check the form of edges, and that each edge ends in an existing node.
 
     Raises:
-        ValueError: its dtype, shape or device is wrong, or a node is out of range.
+        ValueError: the dtype, shape or device is wrong, or a node is out of range.
     """
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name} is {edge_index.dtype} {[*edge_index.shape]}; pass int32 or int64 [2, num_edges].")
@@ -186,10 +186,10 @@ def check_edge_index(name: str, edge_index: Tensor, num_sources: int, num_destin
 
 
 def check_range(name: str, index: Tensor, limit: int) -> None:
-    """Refuses indices that are negative, or not below a limit.
+    """Check that indices are not negative and are below a limit.
 
     Raises:
-        ValueError: one is.
+        ValueError: an index is out of range.
     """
     if index.numel() == 0:
         return
@@ -202,7 +202,7 @@ def _check_rows(rowptr: Tensor, col: Tensor, num_cols: int) -> None:
     if rowptr.dtype not in (torch.int32, torch.int64) or rowptr.dtype != col.dtype:
         raise ValueError(f"rowptr is {rowptr.dtype}, col {col.dtype}; both must be int32 or both int64.")
     if len(rowptr) == 0:
-        raise ValueError("rowptr is empty; it holds where each row starts, and the end: at least [0].")
+        raise ValueError("rowptr is empty; it has the start of each row, and the end: at least [0].")
     _check_column("rowptr", rowptr, len(rowptr), (rowptr.dtype,))
     _check_column("col", col, col.numel(), (col.dtype,))
     if int(rowptr[0]) != 0 or int(rowptr[-1]) != len(col) or bool((rowptr[1:] < rowptr[:-1]).any()):

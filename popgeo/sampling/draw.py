@@ -1,4 +1,4 @@
-"""Which edges of each row are taken: all, some without replacement, some with it, the heaviest odds, the latest.
+"""Drawing of edges of each row: all, some with or without replacement, by weight, or the latest.
 
 The numpy functions here are the definition; `csrc/draw.cpp` makes the same choices.
 """
@@ -21,13 +21,13 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """How the edges of one row are chosen.
+    """The rule that chooses the edges of a row.
 
     Args:
-        number: The most edges taken of a row; -1 for all.
-        replace: An edge may be taken again; then `number` are, of every row that has any.
-        last: The latest edges are taken, instead of random ones.
-        key: Names the random numbers; each edge type has its own.
+        number: The largest number of edges of a row; -1 means all.
+        replace: Whether an edge may be taken again. Then every row with an edge has `number` edges.
+        last: Whether to take the latest edges instead of random edges.
+        key: The key of the random numbers; it differs between edge types.
     """
 
     number: int
@@ -44,12 +44,12 @@ def draw_edges(
     Args:
         graph: The graph.
         nodes: The rows, which may repeat. int64 [num_nodes]
-        first: The number of `nodes[0]` in the sample; number `first + i` names the random numbers of row i.
-        not_after: The latest time that each row may see; None where time does not matter. int64 [num_nodes]
-        draw: How to choose.
+        first: The number of `nodes[0]` in the sample; number `first + i` selects the random numbers of row i.
+        not_after: The latest allowed time of each row; None without times. int64 [num_nodes]
+        draw: The rule of choice.
 
     Returns:
-        Where the edges of each row start, and the end, int64 [num_nodes + 1]; the places of the chosen edges in
+        The start of the edges of each row, and the end, int64 [num_nodes + 1]; the places of the chosen edges in
         `graph.col`, row after row, int64 [num_chosen].
 
     Example:
@@ -94,12 +94,12 @@ def _draw_edges(
 
 
 def first_place(begin: Places, end: Places, is_there: Callable[[Places, Places], NDArray[np.bool_]]) -> Places:
-    """For each row the first place of `begin ... end - 1` that is reached, else its end, searched in all rows at once.
+    """Return the first place of each row that satisfies a condition, or its end, by binary search in all rows at once.
 
     Args:
         begin: The first place of each row. [num_rows]
-        end: The place behind its last one. [num_rows]
-        is_there: Whether some places of some rows are reached; all places behind one that is are so, too.
+        end: The place after the last place of each row. [num_rows]
+        is_there: The condition, for places and their rows. All places after a place that satisfies it do, too.
 
     Example:
         >>> first_place(np.array([0, 3]), np.array([3, 5]), lambda places, rows: places**2 > np.array([3, 99])[rows])
@@ -115,7 +115,7 @@ def first_place(begin: Places, end: Places, is_there: Callable[[Places, Places],
 
 
 def _every(begin: Places, counts: Places) -> tuple[Places, Places]:
-    """The row of each place of ranges that start at `begin`, and the places."""
+    """Return the row of each place of ranges that start at `begin`, and the places."""
     row = np.repeat(np.arange(len(begin)), counts)
     starts = np.cumsum(counts) - counts
     return row, begin[row] + np.arange(len(row)) - starts[row]
@@ -138,8 +138,9 @@ def _uniform(begin: Places, end: Places, keys: Words, draw: Draw) -> tuple[Place
 
 
 def _subsets(degree: Places, number: int, keys: Words) -> Places:
-    """`number` different places below each degree, every set of them as likely as the next (Floyd 1987,
-    doi 10.1145/30401.315746). [num_rows, number]
+    """Return `number` different places below each degree, each set with the same probability, [num_rows, number].
+
+    The algorithm is Floyd's (1987, doi 10.1145/30401.315746).
     """
     chosen = np.empty((len(degree), number), np.int64)
     for i in range(number):
@@ -153,7 +154,7 @@ def _subsets(degree: Places, number: int, keys: Words) -> Places:
 def _weighted(
     weight: NDArray[np.floating], begin: Places, end: Places, keys: Words, draw: Draw
 ) -> tuple[Places, Places]:
-    """Edges of weight 0 are never taken."""
+    """Draw edges in proportion to their weights; edges of weight 0 are never drawn."""
     row, places = _every(begin, end - begin)
     row, places = row[weight[places] > 0], places[weight[places] > 0]
     degree = np.bincount(row, minlength=len(begin))
@@ -161,10 +162,10 @@ def _weighted(
         return degree, places
     if draw.replace:
         return _weighted_with_replacement(weight, places, degree, keys, draw.number)
-    # The edges whose exponential variates of rate `weight` come first: the same as drawing one edge after the other
+    # Take the edges with the smallest exponential variates of rate `weight`: the same as drawing one after the other
     # (Efraimidis and Spirakis 2006, doi 10.1016/j.ipl.2005.11.003).
     waits = -log(unit(keys[row], (places - begin[row]).astype(np.uint64))) / weight[places].astype(np.float64)
-    waits = np.where((degree <= draw.number)[row], 0.0, waits)  # where all are taken they stay in order
+    waits = np.where((degree <= draw.number)[row], 0.0, waits)  # a row with all its edges stays in order
     order = np.lexsort((waits, row))
     rank = np.arange(len(row)) - (np.cumsum(degree) - degree)[row]
     return np.minimum(degree, draw.number), places[order][rank < draw.number]

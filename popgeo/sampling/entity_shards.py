@@ -1,6 +1,6 @@
-"""Entities of a knowledge graph in shards of equal size, one shard a replica (arXiv:2211.12281).
+"""Entities of a knowledge graph in shards of equal size, one shard per replica (arXiv:2211.12281).
 
-Triples go in batches with equally many slots for each pair of shards, the head's and the tail's.
+A batch of triples has the same number of slots for each pair of shards, the shard of the head and of the tail.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from popgeo.sampling.compressed_graph import check_range
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EntityShards:
-    """Which shard holds each entity, and in which row; sizes differ by one at most, and all have the same rows.
+    """The shard and the row of each entity; sizes differ by at most one, and all shards have the same number of rows.
 
     Attributes:
-        num_entities: How many there are.
+        num_entities: The number of entities.
         shard: The shard of each entity. [num_entities]
-        row: Its row there. [num_entities]
-        entity: Which entity is in each row; -1 if none does. [num_shards, num_rows]
+        row: The row of each entity in its shard. [num_entities]
+        entity: The entity of each row; -1 for an empty row. [num_shards, num_rows]
 
     Example:
         >>> shards = EntityShards.deal(5, num_shards=2, seed=0)
@@ -37,7 +37,7 @@ class EntityShards:
 
     @staticmethod
     def deal(num_entities: int, num_shards: int = 1, seed: int = 0) -> "EntityShards":
-        """Deals entities out in random order, so that shards have alike many triples; one shard keeps their order.
+        """Distribute entities in random order, which balances the triples of shards; a single shard keeps the order.
 
         Raises:
             ValueError: there are no entities or no shards, or fewer entities than shards.
@@ -55,30 +55,30 @@ class EntityShards:
 
     @property
     def num_shards(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return self.entity.shape[0]
 
     @property
     def num_rows(self) -> int:
-        """Rows of a shard, empty ones included."""
+        """The number of rows of a shard, with empty rows."""
         return self.entity.shape[1]
 
     @property
     def sizes(self) -> Tensor:
-        """Entities of each shard; they fill its first rows. [num_shards]"""
+        """The number of entities of each shard; they fill its first rows, [num_shards]."""
         return (self.entity >= 0).sum(1)
 
     def spread(self, table: Tensor) -> Tensor:
-        """The rows of each shard, from one row for each entity; empty rows are zero.
+        """Return the rows of each shard from one row per entity; empty rows are zero.
 
         Args:
-            table: [num_entities, ...]
+            table: One row per entity. [num_entities, ...]
 
         Returns:
-            [num_shards, num_rows, ...]
+            The rows of the shards. [num_shards, num_rows, ...]
 
         Raises:
-            ValueError: the table has other than one row for each entity.
+            ValueError: the number of rows of the table is not the number of entities.
         """
         if table.shape[0] != self.num_entities:
             raise ValueError(f"The table has {table.shape[0]} rows for {self.num_entities} entities; give one each.")
@@ -87,13 +87,13 @@ class EntityShards:
         return spread
 
     def collect(self, shards: Tensor) -> Tensor:
-        """One row for each entity from the rows of all shards: the inverse of `spread`.
+        """Return one row per entity from the rows of all shards: the inverse of `spread`.
 
         Args:
-            shards: [num_shards, num_rows, ...], or its first two dimensions as one.
+            shards: The rows of the shards. [num_shards, num_rows, ...], or with the first two dimensions as one
 
         Returns:
-            [num_entities, ...]
+            One row per entity. [num_entities, ...]
         """
         rows = shards.reshape(self.num_shards * self.num_rows, *shards.shape[-1:])
         return rows[self.shard * self.num_rows + self.row]
@@ -103,10 +103,10 @@ class EntityShards:
 
 
 def pair_of(triples: Tensor, shards: EntityShards) -> Tensor:
-    """The pair of shards of each triple: head shard * num_shards + tail shard. [num_triples, 3] -> [num_triples]
+    """Return the pair of shards of each triple: head shard * num_shards + tail shard, [num_triples].
 
     Raises:
-        ValueError: the triples are not whole numbers [num_triples, 3], or name what there is not.
+        ValueError: the triples are not int64 [num_triples, 3], or a relation or entity does not exist.
 
     Example:
         >>> shards = EntityShards.deal(4, num_shards=2)
@@ -124,28 +124,28 @@ def pair_of(triples: Tensor, shards: EntityShards) -> Tensor:
 
 
 def deal_triples(pair: Tensor, num_pairs: int, slots: int, order: Tensor | None = None) -> Tensor:
-    """Which triple is in each slot of each batch of an epoch: each once, those of a pair spread evenly.
+    """Return the triple of each slot of each batch of an epoch: each triple once, the triples of a pair spread evenly.
 
-    There are as few batches as hold every triple once with that many slots for each pair.
+    The number of batches is the smallest that holds every triple with these slots for each pair.
 
     Args:
         pair: The pair of shards of each triple. [num_triples]
-        num_pairs: How many pairs there are.
+        num_pairs: The number of pairs.
         slots: Slots of a pair in a batch.
-        order: The triples of the epoch, in order; None takes all as they are. [number of triples]
+        order: The triples of the epoch, in order. Default: all triples in their order. [number of triples]
 
     Returns:
-        Triples by number; -1 where a slot stays empty. [num_batches, num_pairs, slots]
+        Numbers of triples; -1 for an empty slot. [num_batches, num_pairs, slots]
 
     Example:
         >>> deal_triples(torch.tensor([0, 1, 0, 0]), num_pairs=2, slots=2).tolist()
         [[[0, 3], [1, -1]], [[2, -1], [-1, -1]]]
     """
     order = torch.arange(len(pair)) if order is None else order
-    order = order[pair[order].argsort(stable=True)]  # by pair, within it as they come
+    order = order[pair[order].argsort(stable=True)]  # by pair, in order within a pair
     counts = torch.bincount(pair[order], minlength=num_pairs)
     batches = max(1, -(-int(counts.max()) // slots))
-    rank = torch.arange(len(order)) - (counts.cumsum(0) - counts)[pair[order]]  # which of its pair
+    rank = torch.arange(len(order)) - (counts.cumsum(0) - counts)[pair[order]]  # position within its pair
     table = torch.full((batches, num_pairs, slots), -1)
     table[rank % batches, pair[order], rank // batches] = order
     return table

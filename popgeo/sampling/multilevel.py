@@ -1,9 +1,9 @@
-"""A multilevel partitioner whose one move serves all of it: a node joins the label of most of its neighbors.
+"""A multilevel partitioner with a single kind of move: a node takes the label of most of its neighbors.
 
-The graph is made coarse by letting nodes join small clusters, again and again; the coarsest graph is divided by a
-stream (linear deterministic greedy, Stanton and Kliot 2012); then each finer graph takes its division over and moves
-nodes between parts while that cuts fewer edges (size-constrained label propagation, arXiv:1402.3281). All arithmetic is
-in integers, so the compiled library and the plain path give the same parts.
+Nodes join small clusters, which makes the graph coarser, several times. A stream divides the coarsest graph (linear
+deterministic greedy, Stanton and Kliot 2012). Then each finer graph starts with this division and moves nodes between
+parts while fewer edges are cut (size-constrained label propagation, arXiv:1402.3281). All arithmetic is in integers, so
+the compiled library and the Python code give the same parts.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ import torch
 
 from popgeo.native import library
 
-# A coarse node holds at most this share of a part, so that parts can still be balanced; fewer nodes than that many for
-# each part are not made coarser.
+# A coarse node has at most 1/8 of a part, so that parts can still be balanced; a graph with at most 24 nodes per part
+# is not made coarser.
 _SHARE_OF_A_PART, _COARSE_NODES_OF_A_PART = 8, 24
 _PASSES, _STARTS = 12, 4
-# Full parts cannot exchange nodes, that much depends on the start: small graphs are divided several times, for the
-# best.
+# Full parts cannot exchange nodes, so the start matters: small graphs are divided several times, and the best division
+# is used.
 _ATTEMPTS, _EDGES_OF_ALL_ATTEMPTS = 16, 2_000_000
 _TOLERANCE = 0.05
 
@@ -28,10 +28,10 @@ class Graph:
     """An undirected graph with weights, each edge in both directions, without loops.
 
     Args:
-        rowptr: Where the neighbors of each node start in `col`, and their total. int64 [num_nodes + 1]
+        rowptr: The start of the neighbors of each node in `col`, and the end. int64 [num_nodes + 1]
         col: Neighbors, in ascending order. int64 [2 * num_edges]
-        edge_weight: How many edges of the first graph each represents. int64 [2 * num_edges]
-        node_weight: How many nodes of the first graph each represents. int64 [num_nodes]
+        edge_weight: The number of edges of the original graph in each edge. int64 [2 * num_edges]
+        node_weight: The number of nodes of the original graph in each node. int64 [num_nodes]
     """
 
     rowptr: np.ndarray
@@ -41,7 +41,7 @@ class Graph:
 
     @classmethod
     def from_edges(cls, edge_index: np.ndarray, num_nodes: int) -> "Graph":
-        """The simple undirected graph of directed edges, which may repeat.
+        """Return the simple undirected graph of directed edges, which may repeat.
 
         Example:
             >>> graph = Graph.from_edges(np.array([[0, 1, 1], [1, 0, 2]]), num_nodes=3)
@@ -61,17 +61,17 @@ class Graph:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of this graph."""
+        """The number of nodes."""
         return len(self.node_weight)
 
     def cut(self, labels: np.ndarray) -> int:
-        """The weight of the edges that lead from label to label."""
+        """Return the weight of the edges between different labels."""
         row = np.repeat(np.arange(self.num_nodes), np.diff(self.rowptr))
         return int(self.edge_weight[labels[row] != labels[self.col]].sum()) // 2
 
 
 def multilevel(graph: Graph, num_parts: int, seed: int) -> np.ndarray:
-    """The part of each node; no part is more than 5 %, or one node, above the mean. int64 [num_nodes]
+    """Return the part of each node; a part is at most 5 %, or one node, above the mean, int64 [num_nodes].
 
     Example:
         >>> path = Graph.from_edges(np.array([[0, 1, 2], [1, 2, 3]]), num_nodes=4)
@@ -85,7 +85,7 @@ def multilevel(graph: Graph, num_parts: int, seed: int) -> np.ndarray:
     attempts = min(_ATTEMPTS, 1 + _EDGES_OF_ALL_ATTEMPTS // (1 + len(joined.col)))
     divisions = (_divide(joined, num_parts, capacity, generator) for _ in range(attempts))
     parts[is_joined] = min(divisions, key=joined.cut)
-    # Nodes without any neighbor fill the parts up; they never cost a cut.
+    # Nodes without neighbors fill the parts; they never add to the cut.
     weights = np.bincount(parts[is_joined], minlength=num_parts)
     room = np.repeat(np.arange(num_parts), np.clip(graph.num_nodes // num_parts - weights, 0, None))
     weights += np.bincount(room, minlength=num_parts)
@@ -95,7 +95,7 @@ def multilevel(graph: Graph, num_parts: int, seed: int) -> np.ndarray:
 
 
 def _only(graph: Graph, is_joined: np.ndarray) -> Graph:
-    """The graph without the nodes that have no neighbor."""
+    """Return the graph without isolated nodes."""
     if is_joined.all():
         return graph
     number = np.cumsum(is_joined) - 1
@@ -125,7 +125,7 @@ def _divide(graph: Graph, num_parts: int, capacity: int, generator: torch.Genera
 
 
 def _clusters(graph: Graph, capacity: int, generator: torch.Generator) -> np.ndarray:
-    """Small clusters of well-joined nodes, numbered from 0. int64 [num_nodes]"""
+    """Return small clusters of well-connected nodes, numbered from 0, int64 [num_nodes]."""
     labels = np.arange(graph.num_nodes)
     weights = graph.node_weight.copy()
     for _ in range(2):
@@ -136,10 +136,10 @@ def _clusters(graph: Graph, capacity: int, generator: torch.Generator) -> np.nda
 
 
 def _start(graph: Graph, num_parts: int, capacity: int, attempt: int, generator: torch.Generator) -> np.ndarray:
-    """A division of the coarsest graph: by neighborhood, which suits meshes, or at random, which suits communities."""
+    """Divide the coarsest graph by neighborhood, which suits meshes, or at random, which suits communities."""
     parts, weights = np.full(graph.num_nodes, -1, np.int64), np.zeros(num_parts, np.int64)
     order = torch.randperm(graph.num_nodes, generator=generator).numpy()
-    # At the mean, not at the capacity: else the first parts take all and the last get nothing.
+    # The limit is the mean, not the capacity; otherwise the last parts would stay empty.
     mean = -(-int(graph.node_weight.sum()) // num_parts)
     stream(graph, _breadth_first(graph, order) if attempt % 2 else order, parts, weights, mean)
     _refine(graph, parts, num_parts, capacity, generator)
@@ -147,7 +147,7 @@ def _start(graph: Graph, num_parts: int, capacity: int, attempt: int, generator:
 
 
 def _breadth_first(graph: Graph, order: np.ndarray) -> np.ndarray:
-    """All nodes, component by component, each by the distance from its first node of `order`. int64 [num_nodes]"""
+    """Return all nodes by component, then by distance from its first node of `order`, int64 [num_nodes]."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, connected_components
 
@@ -155,7 +155,7 @@ def _breadth_first(graph: Graph, order: np.ndarray) -> np.ndarray:
     matrix = csr_array((graph.edge_weight, graph.col, graph.rowptr), shape=(num_nodes, num_nodes))
     _, component = connected_components(matrix, directed=False)
     _, first = np.unique(component[order], return_index=True)
-    # One more node that leads to the first of each component reaches all in one search.
+    # An additional node with edges to the first node of each component reaches all nodes in one search.
     roots = order[first]
     rowptr = np.append(graph.rowptr, graph.rowptr[-1] + len(roots))
     col = np.concatenate([graph.col, roots])
@@ -165,10 +165,10 @@ def _breadth_first(graph: Graph, order: np.ndarray) -> np.ndarray:
 
 
 def _refine(graph: Graph, parts: np.ndarray, num_parts: int, capacity: int, generator: torch.Generator) -> None:
-    """Moves nodes between parts, in place, until none moves or the passes are over."""
+    """Move nodes between parts, in place, until no node moves or the passes are over."""
     placed = parts >= 0
     weights = np.bincount(parts[placed], graph.node_weight[placed], num_parts).astype(np.int64)
-    # Without a least weight, small parts would lose all their nodes to their neighbors.
+    # Without a least weight, small parts would lose all their nodes to neighboring parts.
     least = 2 * int(graph.node_weight.sum()) // num_parts - capacity
     for _ in range(_PASSES):
         order = torch.randperm(graph.num_nodes, generator=generator).numpy()
@@ -179,22 +179,22 @@ def _refine(graph: Graph, parts: np.ndarray, num_parts: int, capacity: int, gene
 def stream(
     graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.ndarray, capacity: int, least: int = 0
 ) -> int:
-    """Lets nodes choose a label, one after the other, in place.
+    """Let nodes choose labels, one after the other, in place.
 
-    A node without label takes that with the largest product of the edges to it and the room in it, else the
-    lightest. A node with one changes it for one that has room and more edges to it, or equally many and less weight;
-    and leaves one that is too heavy for the best of those that have room.
+    A node without a label takes the label with the largest product of edges to it and room in it, or else the lightest
+    label. A node with a label changes to a label that has room and more edges to the node, or the same number of edges
+    and less weight. A node leaves a label that is too heavy for the best label with room.
 
     Args:
         graph: The graph to divide.
         order: The nodes in the order in which they choose. int64 [num_nodes]
         labels: The label of each node, -1 for none; changed in place. int64 [num_nodes]
         weights: The weight of the nodes of each label; changed in place. int64 [num_labels]
-        capacity: The most weight that a label should have.
-        least: The least weight; lighter parts lose no more.
+        capacity: The largest weight that a label should have.
+        least: The least weight; a lighter part loses no more nodes.
 
     Returns:
-        How many nodes changed their label.
+        The number of nodes that changed their label.
     """
     entry = library.function("popgeo_partition_stream", "PPPPPPPqqqq", "q")
     if entry is None:
@@ -205,7 +205,7 @@ def stream(
 
 
 def _stream(graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.ndarray, capacity: int, least: int) -> int:
-    """The plain path of `stream`, node by node."""
+    """Run `stream` in Python, node by node."""
     rowptr, col, edge_weight = graph.rowptr.tolist(), graph.col.tolist(), graph.edge_weight.tolist()
     of_node, moved = graph.node_weight.tolist(), 0
     for node in order.tolist():
@@ -228,7 +228,7 @@ def _stream(graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.nda
                 best, score = label, value
         if best < 0:
             best = int(np.argmin(weights))
-            # If nothing has room, heavy coarse nodes stay; a finer graph mends it.
+            # If no label has room, heavy coarse nodes stay; a finer graph corrects this.
             best = own if own >= 0 and weights[best] + weight > capacity else best
         if best != own:
             if own >= 0:
@@ -240,7 +240,7 @@ def _stream(graph: Graph, order: np.ndarray, labels: np.ndarray, weights: np.nda
 
 
 def contract(graph: Graph, labels: np.ndarray) -> Graph:
-    """The graph whose nodes are the clusters of another; edges inside a cluster vanish, others add up.
+    """Return the graph with one node per cluster; edges inside a cluster vanish, edges between clusters add up.
 
     Args:
         graph: The finer graph.

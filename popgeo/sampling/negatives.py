@@ -1,10 +1,10 @@
-"""Negatives for link prediction: a fixed number of pairs of nodes that no edge joins, or that are merely random.
+"""Negatives for link prediction: a fixed number of pairs of nodes without an edge, or of random pairs.
 
     non_edges = NonEdges.from_edge_index(edge_index, num_nodes)  # once
     negatives = sample_negatives(edge_index[:, batch], non_edges, amount=2, seed=step)
 
-No pair is drawn and then rejected for its edge: a number is drawn below the count of pairs without one, and the pair of
-this number is found by two binary searches. So each is exactly as likely as the next however dense the graph is, and a
+No pair is drawn and then rejected for its edge. A number is drawn below the count of pairs without an edge, and two
+binary searches find the pair of this number. So all pairs have the same probability in graphs of any density, and a
 node without a negative is an error instead of an endless search.
 """
 
@@ -22,22 +22,22 @@ from popgeo.sampling.draw import Places, first_place
 
 
 class NegativeMode(str, Enum):
-    """What is drawn for the positive edges of a batch."""
+    """The kind of negatives for the positive edges of a batch."""
 
     BINARY = "binary"
-    """Pairs of a source and a destination, independent of the positives but for their number."""
+    """Pairs of a source and a destination; only their number depends on the positives."""
     TRIPLET = "triplet"
     """Destinations for the source of each positive."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class NonEdges:
-    """The pairs of nodes that negatives are drawn from: those that no edge joins.
+    """The pairs of nodes without an edge, from which negatives are drawn.
 
     Args:
-        rowptr: Where the destinations of each source start, and the end. int64 [num_sources + 1]
+        rowptr: The start of the destinations of each source, and the end. int64 [num_sources + 1]
         col: Destinations of each source's edges, ascending, each once. int64 [num_unique_edges]
-        num_destinations: How many destinations there are.
+        num_destinations: The number of destinations.
 
     Example:
         >>> non_edges = NonEdges.from_edge_index(torch.tensor([[0, 0, 1], [0, 2, 1]]), 3)
@@ -53,11 +53,11 @@ class NonEdges:
 
     @staticmethod
     def from_edge_index(edge_index: Tensor, num_nodes: int | tuple[int, int]) -> "NonEdges":
-        """All pairs but the edges of `edge_index`.
+        """Return all pairs except the edges of `edge_index`.
 
         Args:
             edge_index: Source and destination of each edge. int32 or int64 [2, num_edges]
-            num_nodes: How many nodes there are; of two node types, how many sources and how many destinations.
+            num_nodes: The number of nodes; for two node types, the numbers of sources and of destinations.
 
         Raises:
             ValueError: an index is negative or too large, or a shape is wrong.
@@ -72,7 +72,7 @@ class NonEdges:
 
     @staticmethod
     def none(num_nodes: int | tuple[int, int]) -> "NonEdges":
-        """All pairs, edges among them: negatives that are merely random, as PyTorch Geometric's loaders draw them."""
+        """Return all pairs, including edges, for random negatives as in PyTorch Geometric's loaders."""
         return NonEdges.from_edge_index(torch.empty(2, 0, dtype=torch.int64), num_nodes)
 
     def __post_init__(self) -> None:
@@ -81,11 +81,11 @@ class NonEdges:
 
     @property
     def num_sources(self) -> int:
-        """How many sources there are."""
+        """The number of sources."""
         return len(self.rowptr) - 1
 
     def __len__(self) -> int:
-        """How many pairs have no edge."""
+        """Return the number of pairs without an edge."""
         return self.num_sources * self.num_destinations - len(self.col)
 
     def __repr__(self) -> str:
@@ -95,11 +95,11 @@ class NonEdges:
         )
 
     def pairs_before(self, sources: Places) -> Places:
-        """How many pairs without an edge have a smaller source."""
+        """Return the number of pairs without an edge that have a smaller source."""
         return sources * self.num_destinations - self.rowptr.numpy()[sources]
 
     def num_free(self, sources: Places) -> Places:
-        """Return how many destinations have no edge from each source. [num_sources]"""
+        """Return the number of destinations without an edge from each source, [num_sources]."""
         return self.pairs_before(sources + 1) - self.pairs_before(sources)
 
 
@@ -111,22 +111,22 @@ def sample_negatives(
     amount: float = 1,
     seed: int | None = None,
 ) -> Tensor:
-    """Draw negatives for some positive edges, each pair that may be drawn being as likely as the next.
+    """Draw negatives for some positive edges; all allowed pairs have the same probability.
 
     Args:
         positives: Source and destination of the positive edges. int64 [2, num_positives]
-        non_edges: The pairs to draw from.
+        non_edges: The allowed pairs.
         mode: `"binary"` draws pairs; `"triplet"` draws destinations for the source of each positive.
-        amount: Negatives for each positive. In binary mode it may be a fraction; the number is rounded up.
-        seed: Names the random numbers; None takes a new name from torch's own generator.
+        amount: Negatives per positive. In binary mode a fraction is allowed; the total is rounded up.
+        seed: Seed of the random numbers. Default: a new seed from torch's global generator.
 
     Returns:
-        Source and destination of each negative, those of a positive side by side in triplet mode.
+        Source and destination of each negative. In triplet mode the negatives of a positive are adjacent.
         int64 [2, ceil(num_positives * amount)]
 
     Raises:
-        ValueError: `amount` is not positive, or no whole number in triplet mode; a positive is out of range; every
-            pair, or in triplet mode every pair of a source, has an edge.
+        ValueError: `amount` is not positive, or is a fraction in triplet mode; a positive is out of range; or every
+            pair, in triplet mode every pair of a source, has an edge.
 
     Example:
         >>> ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
@@ -155,7 +155,7 @@ def sample_negatives(
         if number and not len(non_edges):
             raise ValueError(f"{non_edges}: every pair has an edge, so there is no negative to draw.")
         ranks = below(keys, np.full(number, len(non_edges)))
-        # The source of the pair of each rank is the last one that has at most `rank` pairs before it.
+        # The source of the pair of each rank is the last source with at most `rank` pairs before it.
         every = np.zeros_like(ranks), np.full_like(ranks, non_edges.num_sources)
         sources = first_place(*every, lambda sources, rows: non_edges.pairs_before(sources + 1) > ranks[rows])
         ranks = ranks - non_edges.pairs_before(sources)
@@ -163,8 +163,8 @@ def sample_negatives(
 
 
 def below(keys: Words, limits: Places) -> Places:
-    """Whole numbers below limits of up to 62 bits: as many random bits as the limit has, again if they reach it."""
-    bits = np.frexp(np.maximum(limits - 1, 1).astype(np.float64))[1]  # one too many near powers of 2 beyond 2^53
+    """Draw whole numbers below limits of up to 62 bits: numbers with the bits of the limit, again if too large."""
+    bits = np.frexp(np.maximum(limits - 1, 1).astype(np.float64))[1]  # one bit too many near powers of 2 beyond 2^53
     shift = (64 - bits).astype(np.uint64)
     drawn = np.empty(len(keys), np.int64)
     waiting, attempt = np.arange(len(keys)), 0
@@ -176,10 +176,10 @@ def below(keys: Words, limits: Places) -> Places:
 
 
 def destinations_of(non_edges: NonEdges, sources: Places, ranks: Places) -> Places:
-    """The destination of rank r among those that a source has no edge to.
+    """Return the destination of rank r among the destinations without an edge from a source.
 
-    Joined destination d, the i-th of them, has d - i unjoined ones before it: the answer is r + the number of those
-    with d - i <= r.
+    The i-th joined destination d has d - i unjoined destinations before it. So the result is r plus the number of
+    joined destinations with d - i <= r.
     """
     rowptr, col = non_edges.rowptr.numpy(), non_edges.col.numpy()
     first, end = rowptr[sources], rowptr[sources + 1]

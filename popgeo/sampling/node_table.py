@@ -1,4 +1,4 @@
-"""The nodes of a sample, numbered in the order in which they are met; the one stateful file of sampling."""
+"""The nodes of a sample, numbered in the order of discovery; no other file of sampling has state."""
 
 import struct
 
@@ -14,15 +14,14 @@ _WIDE = 2**32
 
 
 class NodeTable:
-    """Numbers the sampled nodes of one type: seeds first, then every neighbor that is new.
+    """A table of the sampled nodes of one type: seeds first, then every new neighbor.
 
     Args:
-        seeds: The first nodes. One that stands twice gets two numbers, and as a neighbor it is the first of them.
+        seeds: The first nodes. A repeated seed gets two numbers; as a neighbor it has the first number.
             int64 [num_seeds]
-        trees: The tree of each seed, where every seed grows a tree of its own; None if they share one sample.
-            int64 [num_seeds]
-        num_nodes: How many nodes of this type the graph has.
-        num_trees: How many trees there are.
+        trees: The tree of each seed, if every seed has a separate tree; otherwise None. int64 [num_seeds]
+        num_nodes: The number of nodes of this type in the graph.
+        num_trees: The number of trees.
     """
 
     def __init__(self, seeds: Tensor, trees: Tensor | None, num_nodes: int, num_trees: int) -> None:
@@ -36,30 +35,30 @@ class NodeTable:
 
     @property
     def nodes(self) -> Tensor:
-        """The nodes so far. int64 [size]"""
+        """The nodes found so far, int64 [size]."""
         return self._nodes[: self.size]
 
     @property
     def trees(self) -> Tensor | None:
-        """The tree of each node, if there are several. int64 [size]"""
+        """The tree of each node, if there are several, int64 [size]."""
         return None if self._trees is None else self._trees[: self.size]
 
     def add(
         self, graph: CompressedGraph, places: Tensor, ptr: Tensor, first: int, trees: Tensor | None, edges: Tensor
     ) -> Tensor:
-        """Number the neighbors at the other end of drawn edges.
+        """Add the neighbors at the other end of drawn edges and return their numbers.
 
         Args:
-            graph: Whose neighbors are of this type.
+            graph: A graph with neighbors of this type.
             places: Places of the edges in `graph.col`. int64 [num_edges]
-            ptr: Where the edges of each row start in `places`, and the end. int64 [num_rows + 1]
+            ptr: The start of the edges of each row in `places`, and the end. int64 [num_rows + 1]
             first: The number of the first row, in the table of its type.
-            trees: The tree that each row is in, if there are several. int64 [num_rows]
-            edges: What earlier calls returned. int64 [3, num_before]
+            trees: The tree of each row, if there are several trees. int64 [num_rows]
+            edges: The result of earlier calls. int64 [3, num_before]
 
         Returns:
-            The number of each edge's neighbor, of its row, and of itself in `edge_index`, behind those before.
-            int64 [3, num_before + num_edges]
+            The earlier edges followed by the new edges: the numbers of the neighbor, of the row, and of the edge in
+            `edge_index`. int64 [3, num_before + num_edges]
         """
         grown = torch.empty(3, edges.shape[1] + len(places), dtype=torch.int64)
         grown[:, : edges.shape[1]] = edges
@@ -79,16 +78,16 @@ class NodeTable:
         return grown
 
     def induced(self, graph: CompressedGraph, nodes: Tensor, trees: Tensor | None, not_after: Tensor | None) -> Tensor:
-        """All edges from rows to nodes of this table.
+        """Return all edges from rows to nodes of this table.
 
         Args:
-            graph: Whose neighbors are of this type.
+            graph: A graph with neighbors of this type.
             nodes: The rows. int64 [num_rows]
-            trees: The tree that each row is in, if there are several. int64 [num_rows]
-            not_after: The latest time that each row may see, if that matters. int64 [num_rows]
+            trees: The tree of each row, if there are several trees. int64 [num_rows]
+            not_after: The latest allowed time of each row, if the graph has times. int64 [num_rows]
 
         Returns:
-            The number of each edge's neighbor, of its row, and of itself in `edge_index`. int64 [3, num_edges]
+            The numbers of the neighbor, of the row, and of the edge in `edge_index`. int64 [3, num_edges]
         """
         find_edges = library.packed("popgeo_induced_edges")
         if find_edges is None:
@@ -107,7 +106,7 @@ class NodeTable:
         return _with_numbers(graph, edges)
 
     def _reserve(self, num_nodes: int) -> None:
-        """Room for that many nodes, in a table that is at most half full."""
+        """Make room for `num_nodes` nodes in a table that is at most half full."""
         if num_nodes > len(self._nodes):
             self._nodes = torch.cat([self.nodes, self._nodes.new_empty(num_nodes - self.size)])
             if self._trees is not None:
@@ -119,7 +118,7 @@ class NodeTable:
             self._table = torch.from_numpy(np.zeros(2 << bits if self._wide else 1 << bits, np.int64))
 
     def _add(self, neighbors: Tensor, ptr: Tensor, trees: Tensor | None) -> Tensor:
-        """The number of each neighbor; those that are new become nodes."""
+        """Return the number of each neighbor; new neighbors become nodes."""
         self._list()
         numbers: list[int] = []
         new: list[tuple[int, int]] = []
@@ -149,7 +148,7 @@ class NodeTable:
         return torch.tensor(found, dtype=torch.int64).view(-1, 3).t().contiguous()
 
     def _list(self) -> None:
-        """Make sure that all nodes can be looked up."""
+        """Enter the new nodes into the dictionary of numbers."""
         trees = [0] * self.size if self._trees is None else self._trees[: self.size].tolist()
         for number in range(self._listed, self.size):
             self._numbers.setdefault((trees[number], int(self._nodes[number])), number)
@@ -157,7 +156,7 @@ class NodeTable:
 
 
 def _with_numbers(graph: CompressedGraph, edges: Tensor) -> Tensor:
-    """The same edges, with their numbers in `edge_index` instead of their places in the graph in the last row."""
+    """Replace the places in the last row by the numbers of the edges in `edge_index`."""
     if graph.perm is not None:
         edges[2] = graph.perm[edges[2]].long()
     return edges

@@ -1,4 +1,4 @@
-"""Divides the nodes of a large graph into parts of nearly equal size that few edges join."""
+"""Division of the nodes of a large graph into parts of nearly equal size with few edges between them."""
 
 from enum import Enum
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ from popgeo.sampling.multilevel import Graph, multilevel
 
 
 class PartitionMethod(Enum):
-    """How a graph is divided.
+    """The method that divides a graph.
 
     Example:
         >>> PartitionMethod["Multilevel"]
@@ -20,9 +20,9 @@ class PartitionMethod(Enum):
     """
 
     Metis = 0
-    """METIS, by the package `pymetis` (`pip install pymetis`)."""
+    """METIS, from the package `pymetis` (`pip install pymetis`)."""
     Multilevel = 1
-    """popgeo's own: the graph is made coarse, divided, and refined; see `popgeo.sampling.multilevel`."""
+    """popgeo's method: the graph is made coarser, divided and refined; see `popgeo.sampling.multilevel`."""
 
 
 def partition(
@@ -33,24 +33,24 @@ def partition(
     method: PartitionMethod | str | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """Divides the nodes of a graph into parts of nearly equal size, so that few edges lead from part to part.
+    """Divide the nodes of a graph into parts of nearly equal size with few edges between them.
 
     Directions, loops and repeated edges do not count.
 
     Args:
         edge_index: Edges of the whole graph. [2, num_edges]
-        num_parts: How many parts.
-        num_nodes: Nodes of the graph; None means the largest index and one.
-        method: A `PartitionMethod` or its name; None means METIS if it is installed, else our own. Ours keeps every
-            part within 5 % of the mean, or at the mean rounded up if that is more; METIS mostly keeps within 3 %.
-        seed: Decides all draws.
+        num_parts: The number of parts.
+        num_nodes: Nodes of the graph. Default: the largest index plus one.
+        method: A `PartitionMethod` or its name. Default: METIS if it is installed, otherwise `Multilevel`, which keeps
+            parts at most 5 % above the mean, or at the mean rounded up if that is more. METIS mostly keeps 3 %.
+        seed: Seed of the random numbers.
 
     Returns:
         The part of each node. int64 [num_nodes]
 
     Raises:
-        ValueError: there are no edges of the right shape, an index lies outside, there are more parts than nodes, or
-            METIS is asked for and not installed.
+        ValueError: the edges have a wrong shape, an index is out of range, there are more parts than nodes, or METIS is
+            requested and not installed.
 
     Example:
         >>> two_triangles = torch.tensor([[0, 1, 2, 3, 4, 5, 2], [1, 2, 0, 4, 5, 3, 3]])
@@ -79,7 +79,7 @@ def partition(
 
 
 def edge_cut(edge_index: Tensor, parts: Tensor) -> int:
-    """How many edges lead from one part to another, each as often as it is in `edge_index`.
+    """Return the number of edges between different parts; repeated edges count each time.
 
     Args:
         edge_index: Edges of the whole graph. [2, num_edges]

@@ -1,18 +1,17 @@
-"""Neighbor sampling: the k-hop surroundings of seeds, with only that many neighbors of each node.
+"""Neighbor sampling: the k-hop neighborhood of seeds, with a limited number of neighbors of each node.
 
     graph = CompressedGraph.from_edge_index(edge_index, num_nodes)
     sample = sample_neighbors(graph, seeds, [15, 10, 5], seed=step)
     x, edge_index = features[sample.node], sample.edge_index  # the seeds are the first rows of x
 
-A heterogeneous graph is a mapping from edge type to `CompressedGraph`; then seeds, their times and `num_neighbors` are
-mappings too, and so are the fields of the result.
+A heterogeneous graph is a mapping from edge type to `CompressedGraph`. Then seeds, times and `num_neighbors` are
+mappings, too, and so are the fields of the result.
 
-Semantics are those of PyTorch Geometric's `NeighborSampler`, also if it does not say so. A node is expanded once,
-in the hop after the one that reached it. A seed that stands twice is two nodes of the sample, each with neighbors of
-its own drawing; if it is a neighbor of another node, it is the first of the two. A node without neighbors brings
-nothing.
-A draw depends on `seed`, the edge type and the node's place in the sample alone, so the same sample comes out for any
-number of threads, with and without the compiled library, of 32- and of 64-bit graphs.
+The result follows PyTorch Geometric's `NeighborSampler`, including its undocumented behavior. A node is expanded once,
+in the hop after its discovery. A repeated seed is two nodes of the sample, each with separately drawn neighbors; as a
+neighbor of a different node, it is the first of the two. A node without neighbors adds nothing. A draw depends only on
+`seed`, the edge type and the node's place in the sample. So the sample is the same for any number of threads, with and
+without the compiled library, and for 32-bit and 64-bit graphs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,24 +74,25 @@ def sample_neighbors(
     temporal_strategy: TemporalStrategy | str = TemporalStrategy.UNIFORM,
     seed: int | None = None,
 ) -> SampledSubgraph | HeteroSampledSubgraph:
-    """Sample the neighbors of seeds, the neighbors of those, and so on, a hop for each entry of `num_neighbors`.
+    """Sample the neighbors of seeds, then their neighbors, and so on, one hop per entry of `num_neighbors`.
 
     Args:
-        graph: One compressed graph, or one for each edge type. With weights, edges are drawn in proportion to them.
-        seeds: Where to start; for a heterogeneous graph by node type. int64 [num_seeds]
-        num_neighbors: How many neighbors of each node each hop takes, -1 for all; for a heterogeneous graph the same
-            for all edge types, or by edge type. A node with fewer gives all it has.
-        replace: Draw with replacement: a node with any neighbor gives as many edges as asked, some of them equal.
-        subgraph_type: `"directional"` keeps the edges that were drawn; `"bidirectional"` adds their reverses, under the
-            same numbers; `"induced"` takes all edges between sampled nodes.
-        disjoint: Whether every seed grows a tree of its own that shares no node with others; `batch` tells them apart.
-        seed_time: The time of each seed, for a graph with times: nothing newer is reached from it. Makes the sample
-            disjoint. int64 [num_seeds]
-        temporal_strategy: With `seed_time`, take `"uniform"`ly drawn neighbors, or the `"last"` ones.
-        seed: Names the random numbers; None takes a new name from torch's own generator.
+        graph: A compressed graph, or one per edge type. Edges with weights are drawn in proportion to their weights.
+        seeds: The first nodes; for a heterogeneous graph by node type. int64 [num_seeds]
+        num_neighbors: The number of neighbors per node and hop, -1 for all; for a heterogeneous graph one list for all
+            edge types, or a list per edge type. A node with fewer neighbors gives all of them.
+        replace: Whether to draw with replacement: a node with a neighbor gives `num_neighbors` edges, some of them
+            equal.
+        subgraph_type: `"directional"` keeps the drawn edges; `"bidirectional"` adds their reverses with the same
+            numbers; `"induced"` takes all edges between sampled nodes.
+        disjoint: Whether every seed has a separate tree without shared nodes; `batch` has the seed of each node.
+        seed_time: The time of each seed, for a graph with times: its tree has no newer nodes or edges. The sample is
+            then disjoint. int64 [num_seeds]
+        temporal_strategy: With `seed_time`: `"uniform"` draws neighbors at random, `"last"` takes the latest neighbors.
+        seed: Seed of the random numbers. Default: a new seed from torch's global generator.
 
     Raises:
-        ValueError: a seed is not a node, numbers of neighbors, times or types contradict each other or the graph.
+        ValueError: a seed is not a node; or numbers of neighbors, times or types contradict each other or the graph.
 
     Example:
         >>> ring = torch.tensor([[1, 2, 3, 0], [0, 1, 2, 3]])
@@ -113,7 +113,7 @@ def sample_neighbors(
             raise ValueError("Of one CompressedGraph seeds and seed_time are tensors, num_neighbors is a list.")
         times = None if seed_time is None else {"": seed_time}
         sample = _sample({_ONLY: graph}, {"": seeds}, num_neighbors, choices, times, seed)
-        # Every field has one entry: of the one node type, or of the one edge type.
+        # Every field has one entry, for the only node type or the only edge type.
         fields = {name: None if part is None else next(iter(part.values())) for name, part in vars(sample).items()}
         return SampledSubgraph(**fields)  # type: ignore[arg-type]
     if isinstance(seeds, Tensor) or isinstance(seed_time, Tensor):
@@ -160,7 +160,7 @@ def _sample(
 
 
 def _tables(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int], disjoint: bool) -> dict[str, NodeTable]:
-    """A table for each node type, filled with its seeds."""
+    """Return a table for each node type, with its seeds."""
     counts = [len(nodes) for nodes in seeds.values()]
     trees = dict(zip(seeds, torch.arange(sum(counts)).split(counts), strict=True))
     none = torch.empty(0, dtype=torch.int64)
@@ -171,7 +171,7 @@ def _tables(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int], disjoint:
 
 
 def _limits(trees: Tensor | None, tree_time: Tensor | None) -> Tensor | None:
-    """The latest time that each row may see, given the tree that it is in; None where time does not matter."""
+    """Return the latest allowed time of each row, from the time of its tree; None without times."""
     return None if tree_time is None or trees is None else tree_time[trees]
 
 

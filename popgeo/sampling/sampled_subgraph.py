@@ -1,4 +1,4 @@
-"""What a sampler returns: nodes of a large graph, numbered again with the seeds first, and edges between them."""
+"""The result of a sampler: nodes of a large graph, renumbered with the seeds first, and edges between them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,14 +14,13 @@ class SampledSubgraph:
     """A sample of one graph. Fields have the names of PyTorch Geometric's `SamplerOutput`.
 
     Args:
-        node: Nodes of the large graph: the seeds in the order given, then those of each hop. int64 [num_nodes]
+        node: Nodes of the large graph: the seeds in the given order, then the nodes of each hop. int64 [num_nodes]
         row: Source of each edge, a place in `node`. int64 [num_edges]
         col: Destination of each edge, a place in `node`. int64 [num_edges]
         edge: The number of each edge in the large graph's `edge_index`. int64 [num_edges]
-        num_sampled_nodes: How many nodes there are of each hop, the seeds being hop 0. num_hops + 1 numbers
-        num_sampled_edges: How many edges each hop brought; None where edges do not stand hop by hop. num_hops numbers
-        batch: The seed that each node was reached from, where each seed has a tree of its own; else None.
-            int64 [num_nodes]
+        num_sampled_nodes: The number of nodes of each hop; hop 0 is the seeds. num_hops + 1 numbers
+        num_sampled_edges: The number of edges of each hop; None if edges are not in order of hops. num_hops numbers
+        batch: The seed of each node, if each seed has a separate tree; otherwise None. int64 [num_nodes]
     """
 
     node: Tensor
@@ -34,12 +33,12 @@ class SampledSubgraph:
 
     @property
     def num_seeds(self) -> int:
-        """How many of the first nodes are seeds."""
+        """The number of seeds, which are the first nodes."""
         return self.num_sampled_nodes[0]
 
     @property
     def edge_index(self) -> Tensor:
-        """Source and destination of each edge as places in `node`. int64 [2, num_edges]"""
+        """Source and destination of each edge as places in `node`, int64 [2, num_edges]."""
         return torch.stack([self.row, self.col])
 
     def __repr__(self) -> str:
@@ -48,7 +47,7 @@ class SampledSubgraph:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class HeteroSampledSubgraph:
-    """A sample of a heterogeneous graph: the same fields by node type and by edge type, every type being there.
+    """A sample of a heterogeneous graph: the same fields by node type and by edge type, with all types.
 
     Args:
         node: By node type, see `SampledSubgraph`.
@@ -56,8 +55,8 @@ class HeteroSampledSubgraph:
         col: By edge type: destination of each edge, a place in `node` of its last node type.
         edge: By edge type.
         num_sampled_nodes: By node type.
-        num_sampled_edges: By edge type; None where edges do not stand hop by hop.
-        batch: By node type; trees are numbered through all seed types, in the order in which the seeds were given.
+        num_sampled_edges: By edge type; None if edges are not in order of hops.
+        batch: By node type; trees are numbered through all seed types, in the order of the seeds.
     """
 
     node: Mapping[str, Tensor]
@@ -70,12 +69,12 @@ class HeteroSampledSubgraph:
 
     @property
     def num_seeds(self) -> dict[str, int]:
-        """How many of the first nodes of each type are seeds."""
+        """The number of seeds of each type, which are its first nodes."""
         return {node_type: numbers[0] for node_type, numbers in self.num_sampled_nodes.items()}
 
     @property
     def edge_index(self) -> dict[EdgeType, Tensor]:
-        """By edge type: source and destination of each edge. int64 [2, num_edges]"""
+        """Source and destination of each edge by edge type, int64 [2, num_edges]."""
         return {edge_type: torch.stack([row, self.col[edge_type]]) for edge_type, row in self.row.items()}
 
     def __repr__(self) -> str:
@@ -84,13 +83,13 @@ class HeteroSampledSubgraph:
 
 
 def add_reversed(sample: HeteroSampledSubgraph, reverse_of: Mapping[EdgeType, EdgeType]) -> HeteroSampledSubgraph:
-    """The sample with every edge in both directions: those whose reverse was not sampled are added the other way round.
+    """Return the sample with every edge in both directions, by adding the reverses that were not sampled.
 
-    An added edge has the number of the edge that it reverses, and stands behind the sampled ones.
+    An added edge has the number of its reverse, and comes after the sampled edges.
 
     Args:
         sample: A sample with edges of one direction.
-        reverse_of: The type that the reversed edges of each type belong to; itself where both ends are of one type.
+        reverse_of: The type of the reversed edges of each type; the same type if both ends have one node type.
 
     Example:
         >>> follows = ("user", "follows", "user")

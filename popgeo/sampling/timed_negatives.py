@@ -1,4 +1,4 @@
-"""Negatives that exist: of nodes with times, both ends of a negative exist at the time of its link."""
+"""Negatives in graphs with times: both nodes of a negative exist at the time of its link."""
 
 import math
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from popgeo.random_numbers import keys_of, new_key
 from popgeo.sampling.draw import Places, first_place
 from popgeo.sampling.negatives import NegativeMode, NonEdges, below, destinations_of
 
-_ATTEMPTS = 32  # pairs to try before those that no edge joins are counted
+_ATTEMPTS = 32  # pairs to try before the pairs without an edge are counted
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimedNonEdges:
-    """The pairs of nodes that no edge joins, with the nodes in the order of their times.
+    """The pairs of nodes without an edge, with the nodes in the order of their times.
 
     Args:
-        non_edges: The pairs, of places in that order.
-        nodes: The source, and the destination, at each place. int64 [num_sources], [num_destinations]
-        times: Their times, ascending.
+        non_edges: The pairs, as places in that order.
+        nodes: The source and the destination at each place. int64 [num_sources], [num_destinations]
+        times: The times of sources and of destinations, ascending.
     """
 
     non_edges: NonEdges
@@ -33,12 +33,12 @@ class TimedNonEdges:
     def from_edge_index(
         edge_index: Tensor, num_nodes: tuple[int, int], times: tuple[Tensor | None, Tensor | None]
     ) -> "TimedNonEdges":
-        """All pairs but the edges of `edge_index`.
+        """Return all pairs except the edges of `edge_index`.
 
         Args:
             edge_index: Source and destination of each edge. [2, num_edges]
-            num_nodes: How many sources and how many destinations there are.
-            times: The time of each source and of each destination; None if they always exist.
+            num_nodes: The numbers of sources and of destinations.
+            times: The times of sources and of destinations; None if these nodes always exist.
         """
         known = [np.full(n, -np.inf) if t is None else t.numpy() for n, t in zip(num_nodes, times, strict=True)]
         source, destination = (np.argsort(of, kind="stable") for of in known)
@@ -53,18 +53,19 @@ class TimedNonEdges:
     def draw(
         self, positives: Tensor, times: Tensor, *, mode: NegativeMode | str, amount: float, seed: int
     ) -> tuple[Tensor, Tensor]:
-        """Negatives for some positive edges, each pair that exists by then being as likely as the next.
+        """Draw negatives for some positive edges; all pairs that exist at that time have the same probability.
 
         Args:
             positives: Source and destination of the positive edges. int64 [2, num_positives]
-            times: When each of them is. [num_positives]
-            mode: As of `sample_negatives`.
-            amount: As of `sample_negatives`.
-            seed: Names the random numbers.
+            times: The time of each positive. [num_positives]
+            mode: See `sample_negatives`.
+            amount: See `sample_negatives`.
+            seed: Seed of the random numbers.
 
         Returns:
-            Source and destination of each negative, those of one positive side by side, and whether there is one: where
-            every pair that exists by then has an edge, the positive is in. [2, number], bool [number]
+            Source and destination of each negative, with the negatives of a positive adjacent; and a mask, False if
+            every pair that exists at that time has an edge. The positive is then in its place. [2, number], bool
+            [number]
 
         Example:
             >>> edges, time = torch.tensor([[0, 1], [1, 2]]), torch.tensor([0, 1, 2, 9])
@@ -75,7 +76,7 @@ class TimedNonEdges:
         """
         number = math.ceil(positives.shape[1] * amount)
         of_positive = np.repeat(np.arange(positives.shape[1]), math.ceil(amount))[:number]
-        # As many nodes as exist stand first.
+        # The nodes that exist at a time come first.
         sources, destinations = (np.searchsorted(own, times.numpy()[of_positive], side="right") for own in self.times)
         key = new_key(seed)
         if NegativeMode(mode) is NegativeMode.TRIPLET:
@@ -91,13 +92,13 @@ class TimedNonEdges:
         return torch.from_numpy(np.where(exists, np.stack(ends), own)), torch.from_numpy(exists)
 
     def _joined(self, source: Places, limit: Places) -> Places:
-        """How many of the first destinations each source has an edge to."""
+        """Return the number of the first destinations that each source has an edge to."""
         rowptr, col = self.non_edges.rowptr.numpy(), self.non_edges.col.numpy()
         first = rowptr[source]
         return first_place(first, rowptr[source + 1], lambda places, rows: col[places] >= limit[rows]) - first
 
     def _pairs(self, sources: Places, destinations: Places, key: int) -> tuple[Places, Places, NDArray[np.bool_]]:
-        """A pair of the first sources and the first destinations for each, and whether there is one without an edge."""
+        """Return a pair without an edge among the first sources and destinations for each, and whether it exists."""
         number = len(sources)
         made, exists = np.zeros((2, number), np.int64), np.zeros(number, bool)
         waiting = np.flatnonzero((sources > 0) & (destinations > 0))
@@ -111,7 +112,7 @@ class TimedNonEdges:
             waiting = waiting[is_edge]
             if not len(waiting):
                 break
-        for i in waiting.tolist():  # nearly all pairs have an edge: those that have none are counted
+        for i in waiting.tolist():  # nearly all pairs have an edge, so pairs without an edge are counted
             free = destinations[i] - self._joined(np.arange(sources[i]), np.full(sources[i], destinations[i]))
             total = np.cumsum(free)
             exists[i] = total[-1] > 0

@@ -33,7 +33,7 @@ def frames(count=4, prefix=""):
 
 
 def mace_hdf5(path, structures):
-    """A file with the groups, names and words of `mace.data.save_configurations_as_HDF5`, two groups of structures."""
+    """Write a file like `mace.data.save_configurations_as_HDF5`, with two groups of structures."""
     h5py = pytest.importorskip("h5py")
     with h5py.File(path, "w") as file:
         for number, atoms in enumerate(structures):
@@ -185,7 +185,7 @@ def test_virials_become_the_stress_and_a_tensor_voigts_order(tmp_path):
             r"structure 2: it has 'nothing' as forces, the first has 'forces'",
         ),
         (lambda atoms: atoms.calc.results["forces"].fill(1e6), r"structure 2: it has forces of 1e\+06 eV/angstrom"),
-        (lambda atoms: atoms.calc.results.update(energy=1e9), r"structure 2: it has energy of 5e\+08 eV an atom"),
+        (lambda atoms: atoms.calc.results.update(energy=1e9), r"structure 2: it has energy of 5e\+08 eV per atom"),
         (
             lambda atoms: atoms.calc.results.update(energy=np.nan),
             "structure 2: it has energy that is not a finite number",

@@ -146,7 +146,7 @@ CRAFTED: dict[str, tuple[Callable[[Path], object], str]] = {
     "steps": (declared, "declares 1,000,000,000 structures"),
     "zip": (zipped, "hundred times"),
     "zip of two": (several, "holds 2 files"),
-    "dictionary": (wide, "to be unpacked"),
+    "dictionary": (wide, "needs a dictionary of over"),
     "tar": (table("x", "a.csv.tar"), "is not unpacked"),
     "ring": (table("smiles\nC1" + "C" * 8_000 + "C1\n"), "8,002 atoms and 1 rings"),
     "long molecule": (table("smiles\n" + "C" * 20_000 + "\n"), "more than 10,000 characters"),

@@ -77,7 +77,7 @@ def crystals(count=40):
 
 
 def each(which, name, change):
-    """Changes an attribute of some structures, in place."""
+    """Change an attribute of some structures in place."""
 
     def plant(structures):
         for one in structures[which]:
@@ -148,7 +148,7 @@ def fractional(structures):
 
 
 def flat(structures):
-    """An asymmetric stress; a virial would be symmetric."""
+    """Return an asymmetric stress; a virial would be symmetric."""
     for one in structures:
         one.stress = one.stress + 0.05 * torch.tensor([[0.0, 1, 0], [0, 0, 0], [0, 0, 0]])
     return structures

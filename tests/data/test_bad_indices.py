@@ -22,7 +22,7 @@ STATED = {name: "graph" if level == "rows" else level for name, level in RICH_LE
 
 
 def slow_search(graphs: list[Any], names: list[tuple[Any, str]]) -> str | None:
-    """What is said of the first wrong number, attribute after attribute."""
+    """Return the error text for the first wrong number, attribute after attribute."""
     for key, name in names:
         for number, graph in enumerate(graphs):
             store = graph if key is None else graph[key]

@@ -23,7 +23,7 @@ def test_a_batch_is_a_batch_of_pyg():
     assert [part.num_nodes for part in batch[-3:]] == [3, 2]
     assert (batch.num_real_graphs, batch.num_real_nodes, batch.num_real_edges) == (2, 5, 5)
     for number in (2, 3, -3):
-        with pytest.raises(IndexError, match=f"Graph {number} is asked for, and the batch has 2 real graphs"):
+        with pytest.raises(IndexError, match=f"Graph {number} was asked for; the batch has 2 real graphs"):
             batch[number]
     assert same(batch.to("cpu").x, batch.x)
     assert same(batch.clone()[0].x, graphs[0].x)

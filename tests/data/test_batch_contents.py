@@ -14,7 +14,7 @@ SIZES = FixedSizeOptions(num_nodes=8, num_edges=7, num_graphs=4)
 
 
 def plain(text: str) -> str:
-    """The guide's signs as they are written in code."""
+    """Return a text of the guide with the signs of code."""
     return text.replace("…", "...").replace("·", "*").strip()
 
 
@@ -23,7 +23,7 @@ def section(text: str, start: str, stop: str) -> str:
 
 
 def rows(table: str) -> list[list[str]]:
-    """The cells of each row of a table of the guide, its head left out."""
+    """Return the cells of each row of a table of the guide, without its head."""
     lines = [line for line in table.splitlines() if line.startswith("| ")][1:]
     return [[plain(cell) for cell in line.strip("|").split("|")] for line in lines]
 
@@ -33,14 +33,14 @@ def words(text: str) -> set[str]:
 
 
 def in_code() -> dict[str, str]:
-    """The shape of each tensor by the first table of the code."""
+    """Return the shape of each tensor by the first table of the code."""
     table = section(batch_contents.__doc__, "tensor          shape", "\n\nSome")
     found = re.findall(r"^    (\S.*?)  +(\[.*?\])", table, flags=re.MULTILINE)
     return {name: shape for names, shape in found for name in words(names)}
 
 
 def in_guide() -> dict[str, str]:
-    """The same by the first table of the guide."""
+    """Return the shape of each tensor by the first table of the guide."""
     table = section(PAGE, "## Every tensor", "Some batches hold more")
     return {name: shape for names, shape, *_ in rows(table) for name in words(names)}
 

@@ -26,7 +26,7 @@ def test_a_follow_batch_vector_equals_pygs_on_the_real_part(native):
 
 def test_a_graph_attribute_of_varying_length_needs_room_of_its_own(native):
     graphs = [Data(x=torch.ones(4, 1), rings=torch.arange(n)) for n in (1, 3)]
-    with pytest.raises(ValueError, match=r"'rings' has 1 to 3 rows a graph.*num_rows=\{'rings': 7\}"):
+    with pytest.raises(ValueError, match=r"'rings' has 1 to 3 rows per graph.*num_rows=\{'rings': 7\}"):
         FixedSizeCollater(FixedSizeOptions(9, 0, 3))(graphs)
     batch = FixedSizeCollater(FixedSizeOptions(9, 0, 3, num_rows={"rings": 7}), True, follow_batch=["rings"])(graphs)
     assert batch.rings.tolist() == [0, 0, 1, 2, 0, 0, 0]

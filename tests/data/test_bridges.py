@@ -140,13 +140,13 @@ def test_several_batches_in_one_item_are_refused():
 
 
 def test_arrays_of_another_device_are_refused():
-    with pytest.raises(ValueError, match=r"x lies on meta; NumPy reads memory of the processor\. Use device='cpu'"):
+    with pytest.raises(ValueError, match=r"x is on meta; NumPy reads memory of the processor\. Use device='cpu'"):
         as_arrays(Batch(x=torch.ones(2, device="meta")))
     assert list(as_arrays(Batch(x=torch.ones(2, requires_grad=True), name=["a"]))) == ["x"]
 
 
 def test_what_numpy_cannot_hold_is_named():
-    with pytest.raises(ValueError, match=r"x is torch\.bfloat16, which NumPy does not know"):
+    with pytest.raises(ValueError, match=r"x is torch\.bfloat16, a type that NumPy lacks"):
         as_arrays(Batch(x=torch.ones(2, dtype=torch.bfloat16)))
 
 

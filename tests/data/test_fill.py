@@ -29,7 +29,7 @@ def most(packs: list[list[int]], numbers: list[int]) -> int:
 
 
 def cut(store: FlatStore, options: FixedSizeOptions, packs: list[list[int]], **choices: object) -> list:
-    """The batches, in memory that holds other numbers before, with room for one more batch."""
+    """Return the batches, in memory with other numbers and with room for one more batch."""
     cutter = BatchCutter(store, lay_out(store, options, LayoutChoices(**choices)))
     memory = BatchMemory(cutter.layout, len(packs) + 1)
     for tensor in memory.tensors:

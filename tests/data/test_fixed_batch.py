@@ -268,7 +268,7 @@ def test_links_and_clusters_are_numbered():
 
 def test_each_batch_of_an_item_has_its_own():
     item = next(iter(batches_of_seeds(options=2)))
-    with pytest.raises(ValueError, match=r"holds 2 batches, each with seeds of its own.* Take seeds_mask"):
+    with pytest.raises(ValueError, match=r"holds 2 batches, each with its seeds.* Use seeds_mask"):
         item.batch_size  # noqa: B018
     assert len(item) == len(item.to_data_list()) == 2
     assert item.num_real_nodes == int(item.nodes_mask.sum())
@@ -327,9 +327,9 @@ class JoinsBoth(OfSeeds):
 REFUSED = {
     TakesTheNumber: "The model takes batch_size.* Take seeds_mask",
     MayTakeTheNumber: "The model takes batch_size.* Take seeds_mask",
-    ReadsTheNumber: "batches differ in batch_size and input_id. Take seeds_mask",
-    CountsItself: "batches differ in num_real_graphs. Take graphs_mask",
-    CountsNodes: "batches differ in num_real_nodes. Take nodes_mask",
+    ReadsTheNumber: "batches differ in batch_size and input_id. Use seeds_mask",
+    CountsItself: "batches differ in num_real_graphs. Use graphs_mask",
+    CountsNodes: "batches differ in num_real_nodes. Use nodes_mask",
     TakesTheSplit: r"takes train_mask of a batch with seeds.* step\(batch, train_mask=batch.seeds_mask\)",
     ReadsTheSplit: "takes train_mask of a batch with seeds.* read both masks",
 }

@@ -145,7 +145,7 @@ def test_a_loader_of_single_graphs_counts_one_graph_a_batch_and_the_largest_of_e
 
 
 def test_sizes_for_less_than_a_graph_and_its_padding_are_refused():
-    with pytest.raises(ValueError, match="batch_size is 1; it counts the padding graph, so it must be 2 or more"):
+    with pytest.raises(ValueError, match="batch_size is 1; it includes the padding graph, so pass 2 or more"):
         FixedSizeOptions.from_dataset(GRAPHS, batch_size=1)
     assert FixedSizeOptions.from_dataset(GRAPHS, batch_size=2) == FixedSizeOptions(6, 5, 2)
 
@@ -192,7 +192,7 @@ def test_rows_of_a_graphs_attributes_are_told_or_found():
     axes = {axis.name: axis for axis in store.row_pointers}
     options = FixedSizeOptions(20, 0, 5)
     assert options.rows(axes["tasks"], store) == 15
-    with pytest.raises(ValueError, match=r"'rings' has 2 to 4 rows a graph.*num_rows=\{'rings': 17\}"):
+    with pytest.raises(ValueError, match=r"'rings' has 2 to 4 rows per graph.*num_rows=\{'rings': 17\}"):
         options.rows(axes["rings"], store)
     room = options.with_rows_for(store)
     assert room.num_rows == {"rings": 17}

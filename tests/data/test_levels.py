@@ -26,7 +26,7 @@ class Lazy(torch.utils.data.Dataset):
 
 
 def ring(n: int) -> Data:
-    """A directed cycle, its edges in reverse order, each with a length that names its ends."""
+    """Return a directed cycle with edges in reverse order; the length of an edge encodes its ends."""
     e = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])[:, torch.arange(n - 1, -1, -1)]
     return Data(x=torch.zeros(n, 1), edge_index=e, length=e[0] * 10.0 + e[1])
 

@@ -59,7 +59,7 @@ def test_files_that_torch_has_not_written_are_refused_by_name(tmp_path, content)
 def test_slices_that_do_not_lead_through_the_rows_are_refused(slices):
     dataset = InMemoryDataset()
     dataset._data, dataset.slices = Data(x=torch.ones(4, 1)), {"x": torch.tensor(slices)}
-    with pytest.raises(ValueError, match="slices of 'x' do not lead through its 4 rows"):
+    with pytest.raises(ValueError, match="slices of 'x' do not cover its 4 rows"):
         FlatStore.from_dataset(dataset)
 
 
@@ -75,7 +75,7 @@ def test_edges_that_are_no_whole_numbers_and_types_that_differ_are_refused():
     for other, message in zip(others, ("'edge_index' is torch.int64 in", "'x' is torch.float32 in"), strict=True):
         with pytest.raises(ValueError, match=f"{message} graph 0 and torch.float"):
             FixedSizeDataLoader([good, other], num_nodes=9, num_edges=9, batch_size=3)
-    with pytest.raises(ValueError, match=r"edge_index is torch.float32; numbers of nodes are whole"):
+    with pytest.raises(ValueError, match=r"edge_index is torch.float32; indices are integers"):
         FixedSizeDataLoader(others[:1], batch_size=2)
 
 

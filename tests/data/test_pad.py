@@ -91,7 +91,7 @@ def test_pad_composes_with_transforms_of_pyg_and_serves_as_one():
 
 
 def test_what_carries_no_mask_is_not_unpadded():
-    with pytest.raises(ValueError, match="carries no nodes_mask"):
+    with pytest.raises(ValueError, match="has no nodes_mask"):
         unpad(graph(3, 2))
 
 

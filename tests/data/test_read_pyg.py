@@ -176,7 +176,7 @@ def test_a_dataset_in_memory_that_makes_its_graphs_in_a_method_of_its_own_is_ask
         return graph(4, 2, index)
 
     dataset = type("Made", (InMemory,), {method: made})([graph(3, 1), graph(2, 1)])
-    assert why_not_collated(dataset) == "Made makes its graphs in a method of its own"
+    assert why_not_collated(dataset) == "Made makes its graphs in a method that it overrides"
     assert_same_graphs(FlatStore.from_dataset(dataset)[:], [graph(4, 2, 0), graph(4, 2, 1)])
 
 
@@ -197,7 +197,7 @@ def test_attributes_of_a_dataset_in_memory_are_left_out_as_those_of_a_list(graph
 
 
 def joined(*values):
-    """What graphs that have these values hold together, and where the rows of each begin."""
+    """Return the concatenated values of graphs, and the first row of each graph."""
     store = FlatStore.from_dataset([Data(num_nodes=1, note=value) for value in values])
     note = next(attribute for attribute in store.attributes if attribute.name == "note")
     return note.values, store.row_pointers[note.axis]

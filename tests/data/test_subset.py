@@ -101,7 +101,7 @@ def test_the_level_of_an_attribute_is_that_in_its_store():
     data.x = torch.ones(1)
     store = FlatStore.from_dataset([data])
     assert [store.level("x", key) for key in (None, "a", "b")] == [Level.GRAPH, Level.NODE, Level.NODE]
-    with pytest.raises(ValueError, match=r"No attribute 'y' here; there are \['x', 'x', 'x'\]"):
+    with pytest.raises(ValueError, match=r"The graphs have no attribute 'y'; they have \['x', 'x', 'x'\]"):
         store.level("y")
 
 

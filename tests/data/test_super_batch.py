@@ -74,7 +74,9 @@ def test_a_batch_of_no_graphs_has_the_first_names_of_the_dataset(native):
 
 
 def test_one_batch_is_not_to_be_split():
-    with pytest.raises(ValueError, match="The batch is one batch, not several joined; there is nothing to split"):
+    with pytest.raises(
+        ValueError, match="The batch is a single batch, not several joined batches; there is nothing to split"
+    ):
         split(FixedSizeCollater(ONE[1])(ONE[0][:1]))
 
 

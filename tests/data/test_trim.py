@@ -197,5 +197,5 @@ def test_trimming_that_is_not_enough_says_so():
         trim(store, np.array([9, 3]), nodes=True, edges=False, generator=seeded())
     with pytest.raises(ValueError, match="After trimming, 5 nodes are left and 3 fit"):
         trim(store, np.array([3, 99]), nodes=False, edges=True, generator=seeded())
-    with pytest.raises(ValueError, match="'root_index' counts nodes"):
+    with pytest.raises(ValueError, match="'root_index' has numbers of nodes"):
         trim(FlatStore.from_dataset([graph(5, 3)]), np.array([3, 9]), nodes=True, edges=False, generator=seeded())

@@ -93,7 +93,7 @@ DAMAGE = ("none", "negative", "too large", "NaN position", "another width", "few
 
 
 def damaged(one: Data, kind: str, where: int) -> Data:
-    """A copy of a graph with one thing wrong."""
+    """Return a copy of a graph with one fault."""
     one = one.clone()
     edge = where % max(1, one.num_edges)
     if kind in ("negative", "too large"):

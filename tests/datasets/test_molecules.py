@@ -24,7 +24,7 @@ def molecules() -> Molecules:
 
 @pytest.fixture
 def few(molecules: Molecules, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Filters and transforms go through the first molecules only."""
+    """Limit filters and transforms to the first molecules."""
     data, slices = InMemoryDataset.collate([molecules[i] for i in range(600)])
     monkeypatch.setattr("popgeo.datasets.molecules._read", lambda: (data.clone(), {**slices}))
 

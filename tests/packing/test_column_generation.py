@@ -14,7 +14,7 @@ from popgeo.packing.column_generation import Knapsack, solve_fractional
 
 
 def every_kind(sizes: Histogram) -> np.ndarray:
-    """All kinds of pack, the empty one too. [num_kinds, num_sizes]"""
+    """Return all kinds of pack, with the empty pack, [num_kinds, num_sizes]."""
     return _every_kind(sizes.sizes, sizes.capacity, sizes.num_graphs)
 
 

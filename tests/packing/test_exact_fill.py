@@ -13,7 +13,7 @@ from popgeo.packing.window import _CompiledWindow, _open
 
 
 def pieces(draw: random.Random, rows: list[list[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The ids and sizes of some graphs at a time, at times of none."""
+    """Yield the ids and sizes of a few graphs at a time, sometimes of none."""
     ids = np.array(draw.sample(range(1000), len(rows)), np.int64)
     table = np.array(rows, np.int64)
     cuts = [0, *sorted(draw.randint(0, len(rows)) for _ in range(draw.randint(0, 3))), len(rows)]

@@ -55,7 +55,7 @@ def test_the_number_of_graphs_takes_part_in_the_optimum():
 
 @functools.lru_cache
 def fewest(sizes: tuple[int, ...], capacity: int, num_graphs: int) -> int:
-    """The true optimum by trying every pack for the first graph; for a handful of graphs."""
+    """Return the true optimum for a few graphs by trying every pack for the first graph."""
     if not sizes:
         return 0
     best = len(sizes)
@@ -197,7 +197,7 @@ def test_the_bound_of_fractions_is_proven_not_rounded():
 
 
 def variance_of_batch_means(packs, nodes: np.ndarray) -> float:
-    """The variance of a pack's mean size, over that of as many graphs drawn at random."""
+    """Return the variance of the mean size of packs, relative to packs of randomly drawn graphs."""
     means = np.array([nodes[pack].mean() for pack in packs])
     return float((np.diff(packs.ptr) * (means - nodes.mean()) ** 2).mean() / nodes.var())
 

@@ -47,7 +47,7 @@ def test_slicing_packs_is_slicing_a_list_of_them(counts, start, stop):
 
 @pytest.mark.parametrize("sizes", [(), (-1,), (4, -1)])
 def test_a_budget_of_no_dimension_or_a_negative_one_is_refused(sizes):
-    with pytest.raises(ValueError, match="give at least one dimension, none of them negative"):
+    with pytest.raises(ValueError, match="give at least one dimension, and no negative size"):
         Budget(sizes=sizes, num_graphs=1)
     with pytest.raises(ValueError, match="num_graphs is 0"):
         Budget(sizes=(4,), num_graphs=0)

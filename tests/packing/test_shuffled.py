@@ -13,7 +13,7 @@ WORD = (1 << 64) - 1
 
 
 def split_mix(key: int, i: int) -> int:
-    """Number i of the stream, as SplitMix64 is published, upper half."""
+    """Return the upper half of number i of the published SplitMix64 stream."""
     z = (key + (i + 1) * 0x9E3779B97F4A7C15) & WORD
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD

@@ -26,7 +26,7 @@ def star(num_leaves: int, **columns: torch.Tensor) -> CompressedGraph:
 
 
 def draws(graph: CompressedGraph, number: int, **options: bool) -> torch.Tensor:
-    """Edges drawn for node 0, again and again. [repeats, number]"""
+    """Return many draws of edges for node 0, [repeats, number]."""
     seeds = torch.zeros(DRAWS // number, dtype=torch.int64)
     return sample_neighbors(graph, seeds, [number], seed=11, **options).edge.view(-1, number)
 

@@ -1,5 +1,4 @@
-"""Partitions: every node in one part, parts of nearly equal size, few edges between them, the same with and without
-the compiled library."""
+"""Partitions have every node in one part, nearly equal sizes and few edges between parts, also without the library."""
 
 import importlib
 import importlib.util

@@ -99,7 +99,7 @@ def test_an_edge_without_weight_is_never_drawn(native):
 
 @st.composite
 def questions(draw: st.DrawFn) -> Question:
-    """A homogeneous question, with all that can be asked together."""
+    """Draw a homogeneous question with a valid combination of choices."""
     num_nodes, num_edges = draw(st.integers(1, 12)), draw(st.integers(0, 40))
     random = torch.Generator().manual_seed(draw(st.integers(0, 999)))
     edges = Edges(

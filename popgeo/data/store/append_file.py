@@ -1,4 +1,4 @@
-"""One array on disk that grows graph after graph, and continues where a killed writer has left it."""
+"""An array on disk that grows graph after graph; a new writer continues after a killed writer."""
 
 import os
 import shutil
@@ -17,30 +17,30 @@ _COPIED_AT_ONCE = 1 << 22
 
 
 def memory_of(values: Tensor) -> Any:
-    """The elements one after the other, as bytes, since numpy has no bfloat16.
+    """Return the bytes of all elements in order; numpy has no bfloat16.
 
     Example:
         >>> len(memory_of(torch.ones(1).expand(3)))
         12
     """
-    # One element alone counts as contiguous whatever its stride, and can then not be seen as bytes.
+    # torch calls a single element contiguous whatever its stride, and then cannot view it as bytes.
     flat = values.contiguous().flatten().as_strided((values.numel(),), (1,))
     return flat.view(torch.uint8).numpy() if values.numel() else b""
 
 
 class AppendFile:
-    """An array that grows along one dimension.
+    """An array on disk that grows along one dimension.
 
-    What lies before that dimension, such as both rows of an `edge_index`, grows in files of its own, which `finish`
-    puts together; so nothing is ever moved in memory.
+    Each index before that dimension, such as each row of an `edge_index`, has a file, and `finish` concatenates the
+    files. So no data moves in memory.
 
     Args:
-        folder: Where the files are.
-        entry: The rows written so far: none, or those that an earlier writer noted.
+        folder: The folder of the files.
+        entry: The rows written so far: none, or the rows that an earlier writer noted.
         dim: The dimension that grows.
 
     Raises:
-        ValueError: what an earlier writer has left is damaged.
+        ValueError: the file of an earlier writer is damaged.
     """
 
     def __init__(self, folder: Path, entry: ArrayFile, dim: int) -> None:
@@ -51,7 +51,7 @@ class AppendFile:
         for path, checksum in zip(self.paths, entry.crc32, strict=True):
             file = open_here(path)
             self._files.append(file)
-            file.truncate(min(num_bytes, path.stat().st_size))  # what came after the note was not noted
+            file.truncate(min(num_bytes, path.stat().st_size))  # later rows were not noted
             if path.stat().st_size != num_bytes or sums_of_file(path, 1)[0] != (checksum,):
                 self.close()
                 raise ValueError(f"{path} was left damaged. Remove the folder {path.parent} to start again.")
@@ -59,11 +59,11 @@ class AppendFile:
 
     @property
     def num_rows(self) -> int:
-        """Rows that have been written."""
+        """The number of written rows."""
         return self.entry.shape[self.dim]
 
     def append(self, values: Tensor) -> None:
-        """Adds rows."""
+        """Append rows."""
         num_parts, sums = len(self._files), []
         for file, part, checksum in zip(
             self._files, values.reshape(num_parts, values.numel() // num_parts), self.entry.crc32, strict=True
@@ -76,19 +76,19 @@ class AppendFile:
         self.entry = replace(self.entry, shape=tuple(shape), crc32=tuple(sums))
 
     def last(self) -> int:
-        """The last number, of an array of int64 on its own."""
+        """Return the last number of a one-dimensional int64 array."""
         self.flush()
         with self.paths[0].open("rb") as file:
             file.seek(-8, os.SEEK_END)
             return int.from_bytes(file.read(), "little")
 
     def flush(self) -> None:
-        """Hands to the system what was appended."""
+        """Pass the appended rows to the operating system."""
         for file in self._files:
             file.flush()
 
     def finish(self) -> None:
-        """Puts the parts together, on disk for good; those that went in are left where they are."""
+        """Concatenate the files on disk durably; the other files stay until the writer removes them."""
         self.flush()
         whole = self._files[0]
         for path in self.paths[1:]:
@@ -99,7 +99,7 @@ class AppendFile:
         self.close()
 
     def close(self) -> None:
-        """Closes the files; `flush` reports what could not be written."""
+        """Close the files; `flush` has reported errors of writing."""
         for file in self._files:
             with suppress(OSError):  # the disk is full
                 file.close()
@@ -107,10 +107,10 @@ class AppendFile:
 
 
 def open_here(path: Path) -> BinaryIO:
-    """Opens a file to be written, as it is or empty.
+    """Open a file for writing, existing or new.
 
     Raises:
-        ValueError: it is a link, which may lead elsewhere.
+        ValueError: the file is a link, which may lead to a different folder.
     """
     if path.is_symlink():
         raise ValueError(f"{path} is a link, which no writer has made. Remove the folder {path.parent} to start again.")

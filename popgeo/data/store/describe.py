@@ -1,4 +1,4 @@
-"""What the files of a store hold, told from a block of its graphs; and whether another block is alike."""
+"""The manifest of a store from a block of its graphs, and the comparison of two blocks."""
 
 import re
 import zlib
@@ -15,10 +15,10 @@ from popgeo.data.store.stored_list import as_bytes
 
 
 def plain(block: Columns) -> tuple[Columns, frozenset[tuple[object, str]]]:
-    """A block whose attributes are all tensors, and which of them hold JSON: those are now bytes, counted a graph.
+    """Return a block with all attributes as tensors, and the names of attributes that are now bytes of JSON.
 
     Raises:
-        ValueError: a value cannot be kept as JSON.
+        ValueError: a value cannot be stored as JSON.
     """
     attributes, pointers, changed = [], dict(block.row_pointers), set()
     for attribute in block.attributes:
@@ -33,13 +33,13 @@ def plain(block: Columns) -> tuple[Columns, frozenset[tuple[object, str]]]:
 
 
 def describe(block: Columns, json: frozenset[tuple[object, str]], transform: str | None, checked: bool) -> Manifest:
-    """The manifest of a store of graphs like these, before any is written.
+    """Return the manifest of an empty store for graphs like these.
 
     Args:
-        block: Graphs, all their attributes as tensors.
-        json: Which attributes are JSON.
-        transform: The transform that the graphs went through.
-        checked: Whether every edge has been seen to end in its graph.
+        block: Graphs with all attributes as tensors.
+        json: The attributes that are JSON.
+        transform: The name of the transform of the graphs.
+        checked: Whether every edge is known to end in its own graph.
     """
     entries = []
     for i, attribute in enumerate(block.attributes):
@@ -77,7 +77,7 @@ def describe(block: Columns, json: frozenset[tuple[object, str]], transform: str
 
 
 def pointer_file(number: int) -> ArrayFile:
-    """The file of a row pointer that nothing has been written to."""
+    """Return the entry of an empty file for a row pointer."""
     return _empty(f"rows-{number:02d}.bin", torch.empty(0, dtype=torch.int64))
 
 
@@ -90,13 +90,13 @@ def _empty(name: str, like: Tensor, dim: int = 0) -> ArrayFile:
 
 
 def check_alike(known: Manifest, new: Manifest) -> list[Axis]:
-    """Checks that a block can be added to a store; both as `describe` tells them.
+    """Check that a block can be appended to a store, by their manifests from `describe`.
 
     Returns:
-        Axes that are new: attributes that had one row a graph so far and have not in this block.
+        New axes: attributes that had one row per graph so far and have different numbers of rows in this block.
 
     Raises:
-        ValueError: they differ in what they are, or in an attribute.
+        ValueError: the manifests differ in types or in an attribute.
     """
     for what in ("data_class", "node_types", "edge_types", "states_num_nodes"):
         if getattr(known, what) != getattr(new, what):
@@ -120,7 +120,7 @@ def _kind(entry: AttributeEntry) -> str:
 
 
 def digest(block: Columns, graph: int) -> int:
-    """A checksum of everything that one graph of a block holds."""
+    """Return a checksum of all attributes of one graph of a block."""
     total = 0
     for attribute in block.attributes:
         start, stop = block.row_pointers[attribute.axis][graph : graph + 2].tolist()

@@ -1,4 +1,4 @@
-"""Compares what a store on disk holds with its checksums, block by block, when it is used for the first time."""
+"""Comparison of a store on disk with its checksums, block by block, at the first use of each block."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,16 +15,16 @@ from popgeo.data.store.stored_list import StoredList
 from popgeo.native import library
 
 _FileRows = tuple[MappedFile, int, int]
-"""A file, the bytes of one of its rows, and the address of the row pointer; 0 for one row a graph."""
+"""A file, the bytes per row, and the address of the row pointer; 0 means one row per graph."""
 
 
 def compare_stored(columns: Columns, graphs: np.ndarray | None = None) -> None:
-    """Compares the files of some stored graphs, or of all, where they are used for the first time in this process.
+    """Compare the blocks of some stored graphs, or of all, that this process uses for the first time.
 
     Without the compiled library a file is compared as a whole, once.
 
     Raises:
-        ValueError: a file is not as it was written, or has been cut off since it was opened.
+        ValueError: a file differs from its checksums, or became shorter after it was opened.
     """
     if "files" not in columns._cache:
         rows = list(_rows(columns))
@@ -35,7 +35,7 @@ def compare_stored(columns: Columns, graphs: np.ndarray | None = None) -> None:
 
 
 def compare_file(tensor: Tensor) -> None:
-    """Compares a whole mapped file, as `compare_stored` does."""
+    """Compare a whole mapped file, as `compare_stored` does."""
     file = mapped_file(tensor)
     if file is not None:
         fields = _fields(file, len(file) // file.reference.num_parts, 0)
@@ -62,14 +62,14 @@ def _is_whole(file: MappedFile) -> bool:
 
 
 def _fields(file: MappedFile, row_bytes: int, row_pointer: int) -> list[int]:
-    """Those of `File` in csrc/checksums.cpp, in its order; each is a 64-bit integer or an address."""
+    """Return the fields of `File` in csrc/checksums.cpp, in its order; each is a 64-bit integer or an address."""
     part = len(file) // file.reference.num_parts
     arrays = (file.sums.ctypes.data, file.seen.ctypes.data, file.left.ctypes.data)
     return [file.address, row_pointer, row_bytes, file.reference.num_parts, part, *arrays]
 
 
 def _rows(columns: Columns) -> Iterator[_FileRows]:
-    """The files that hold rows of the graphs; row pointers are compared when a store is opened."""
+    """Yield the files with rows of the graphs; row pointers are compared when the store is opened."""
     for attribute in columns.attributes:
         if isinstance(attribute.values, StoredList):
             yield from _rows_of(attribute.values.text, attribute.values.ends)

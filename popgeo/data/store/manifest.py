@@ -1,4 +1,4 @@
-"""The manifest of a store on disk: what its files hold, how long they are, and what they sum up to."""
+"""The manifest of a store on disk: the contents, lengths and checksums of its files."""
 
 import json
 import zlib
@@ -15,21 +15,21 @@ from popgeo.data.axes import Axis, Level, StoreKey
 
 NAME, FORMAT, VERSION = "manifest.json", "popgeo flat store", 2
 MALFORMED = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RuntimeError)
-"""What comes of reading what others have made up."""
+"""Errors of reading a damaged or forged manifest."""
 BLOCK_BYTES = 1 << 16
-"""Bytes of a file that are compared with a checksum at once, as in csrc/checksums.cpp."""
-_MOST = 1 << 48  # rows, and so on, that any file can have
+"""Bytes of a file per checksum, as in csrc/checksums.cpp."""
+_MOST = 1 << 48  # upper limit of rows and other numbers of a file
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayFile:
-    """One array in one file.
+    """An array in a file.
 
     Args:
         file: The name of the file.
-        dtype: The type of its numbers, as torch calls it.
-        shape: Its shape.
-        crc32: Of equal parts of the file, one after the other: one for each row of an `edge_index`.
+        dtype: The name of the dtype in torch.
+        shape: The shape of the array.
+        crc32: The CRC-32 of each of several equal parts of the file: one per row of an `edge_index`.
     """
 
     file: str
@@ -39,28 +39,28 @@ class ArrayFile:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type of its numbers."""
+        """The dtype of the array."""
         return getattr(torch, self.dtype)
 
     @property
     def num_bytes(self) -> int:
-        """How long the file must be."""
+        """The length of the file."""
         return prod(self.shape) * self.torch_dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeEntry:
-    """An attribute of all graphs.
+    """An attribute of all graphs, as files.
 
     Args:
         store: The node or edge type.
-        name: What it is called.
-        axis: What its rows belong to.
+        name: The name of the attribute.
+        axis: The axis of its rows.
         dim: The dimension of rows.
         values: All rows.
-        increments: How far each graph shifts the values of the graphs after it in a batch.
-        is_json: Whether it is not a tensor: its rows are then the bytes of one value a graph as JSON.
-        doubt: What its rows could belong to as well, see `Attribute`.
+        increments: The number that each graph adds to the values of later graphs in a batch.
+        is_json: Whether the attribute is not a tensor. Its rows are then bytes, one JSON value per graph.
+        doubt: A second level that fits, see `Attribute`.
     """
 
     store: StoreKey
@@ -80,21 +80,21 @@ class AttributeEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a folder holds: the fields of a flat store, each array a file.
+    """The contents of a folder: the fields of a flat store, with a file for each array.
 
     Args:
-        num_graphs: How many graphs there are.
-        last_graph: Checksum of the last graph, by which a writer that continues knows its source.
-        data_class: The class of a graph, by name.
+        num_graphs: The number of graphs.
+        last_graph: Checksum of the last graph; a writer that continues compares it with its source.
+        data_class: The name of the class of a graph.
         node_types: See `Columns`.
         edge_types: See `Columns`.
         states_num_nodes: See `Columns`.
-        transform: What has been done to the graphs, by name.
+        transform: The name of the transform of the graphs.
         indices_checked: Whether every edge is known to end in its own graph.
-        attributes: What graphs hold.
+        attributes: The attributes of the graphs.
         row_pointers: See `Columns`.
         row_ends: See `Columns`.
-        block_sums: The CRC-32 of each block of each file, in their order; unfinished stores have none.
+        block_sums: The CRC-32 of each block of each file, in order; None in an unfinished store.
     """
 
     num_graphs: int
@@ -112,13 +112,13 @@ class Manifest:
 
     @property
     def files(self) -> list[ArrayFile]:
-        """Every file of the folder next to the manifest; last the checksums of the blocks of all others."""
+        """All files of the folder except the manifest; the last file has the checksums of all blocks."""
         of_attributes = [f for a in self.attributes for f in (a.values, a.increments) if f is not None]
         others = [file for _, file in (*self.row_pointers, *(self.row_ends or ()))]
         return of_attributes + others + ([] if self.block_sums is None else [self.block_sums])
 
     def with_files(self, change: Callable[[ArrayFile], ArrayFile]) -> "Manifest":
-        """The same manifest with each file's entry replaced."""
+        """Return the manifest with the entry of each file replaced."""
         return replace(
             self,
             attributes=tuple(
@@ -131,16 +131,17 @@ class Manifest:
 
 
 def to_json(manifest: Manifest) -> bytes:
-    """The manifest as text, with a checksum of its own."""
+    """Return the manifest as JSON text with a checksum."""
     content = json.loads(json.dumps({"format": FORMAT, "version": VERSION, **vars(manifest)}, default=_plain))
     return json.dumps({**content, "crc32": _checksum(content)}, indent=1).encode()
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads the manifest of a folder, and checks it and the length of every file that it names.
+    """Read the manifest of a folder; check the manifest and the length of every file in it.
 
     Raises:
-        ValueError: the manifest is missing, damaged or of another version, or a file is missing or has another length.
+        ValueError: the manifest is missing, damaged or of a different version; or a file is missing or has a different
+            length.
     """
     path = folder / NAME
     if not path.is_file():
@@ -156,20 +157,20 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def damaged(path: Path, what: str) -> ValueError:
-    """The error of a file that is not as it was written.
+    """Return the error for a damaged file.
 
     Args:
         path: The file.
-        what: What is wrong with it.
+        what: The fault of the file.
     """
     return ValueError(f"{path} is damaged: {what}. Copy the file again, or write the store again.")
 
 
 def from_json(path: Path) -> Manifest:
-    """Reads a manifest, and checks it.
+    """Read and check a manifest.
 
     Raises:
-        ValueError: it is damaged or of another version.
+        ValueError: the manifest is damaged or of a different version.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -184,7 +185,7 @@ def from_json(path: Path) -> Manifest:
 
 
 def sums_of_file(path: Path, num_parts: int) -> tuple[tuple[int, ...], bytes]:
-    """The CRC-32 of equal parts of a file; and of the blocks of each part, one after the other, 4 bytes each."""
+    """Return the CRC-32 of equal parts of a file, and the CRC-32 of each block of each part, 4 bytes each."""
     length, of_parts, of_blocks = path.stat().st_size // num_parts, [], []
     with path.open("rb") as file:
         for _ in range(num_parts):
@@ -207,7 +208,7 @@ def _plain(value: Any) -> Any:
 
 
 def _manifest(content: Mapping[str, Any]) -> Manifest:
-    """Nouns of what a manifest says; one that others have made up raises one of `MALFORMED`."""
+    """Return a manifest from its JSON content; a damaged or forged content raises an error of `MALFORMED`."""
     ends, sums = content["row_ends"], content.get("block_sums")
     return Manifest(
         **{
@@ -223,7 +224,7 @@ def _manifest(content: Mapping[str, Any]) -> Manifest:
 
 def _attribute(entry: Mapping[str, Any]) -> AttributeEntry:
     files = {name: None if entry[name] is None else _file(entry[name]) for name in ("values", "increments")}
-    doubt = entry.get("doubt")  # an earlier version wrote none
+    doubt = entry.get("doubt")  # an earlier version did not write it
     nouns = {"store": _key(entry["store"]), "axis": _axis(entry["axis"]), "doubt": doubt and Level(doubt)}
     made = AttributeEntry(**{**entry, **nouns, **files})
     if not isinstance(made.name, str) or type(made.dim) is not int or not 0 <= made.dim < len(made.values.shape):
@@ -235,7 +236,7 @@ def _key(key: str | Sequence[str] | None) -> StoreKey:
     parts = key if isinstance(key, list) and len(key) == 3 else ["" if key is None else key]
     if not all(isinstance(part, str) for part in parts):
         raise TypeError(f"{str(key)[:200]} is not a type of nodes or edges")
-    return tuple(key) if isinstance(key, list) else key  # type: ignore[return-value]  # three, as was just seen
+    return tuple(key) if isinstance(key, list) else key  # type: ignore[return-value]  # three, as checked above
 
 
 def _axis(parts: Sequence[Any]) -> Axis:
@@ -247,7 +248,7 @@ def _axis(parts: Sequence[Any]) -> Axis:
 
 def _file(fields: Mapping[str, Any]) -> ArrayFile:
     file = ArrayFile(**{**fields, "shape": tuple(fields["shape"]), "crc32": tuple(fields["crc32"])})
-    # A name with a way out of the folder would have another file read, or cut off by a writer that continues.
+    # A name with a path out of the folder could make a reader or a writer use a file elsewhere.
     is_name = file.file == Path(file.file).name and file.file not in ("", "..") and len(file.file.encode()) < 250
     numbers = all(type(number) is int and 0 <= number < _MOST for number in (*file.shape, *file.crc32))
     if not (is_name and isinstance(file.torch_dtype, torch.dtype) and numbers and file.crc32):

@@ -1,4 +1,4 @@
-"""Files as tensors: mapped, read-only, shared by all processes; and how such tensors travel to another process."""
+"""Files as read-only memory-mapped tensors, shared by all processes, and the pickling of such tensors."""
 
 import mmap
 import os
@@ -16,15 +16,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FileReference:
-    """A whole mapped file as a tensor: what travels to another process in place of its numbers.
+    """A reference to a whole mapped file, pickled in place of the numbers of the tensor.
 
     Args:
         path: The file.
-        dtype: The type of its numbers.
+        dtype: The dtype of the tensor.
         shape: The shape of the tensor.
-        stamp: Bytes and the time of the last change (ns), so that another file is never taken for this one.
-        num_parts: Equal parts of the file that have checksums of their own.
-        sums: The CRC-32 of each block of each of these parts, 4 bytes each; empty if none is to be compared.
+        stamp: The length and the time of the last change (ns); a changed file does not match.
+        num_parts: The number of equal parts of the file, each with checksums.
+        sums: The CRC-32 of each block of each part, 4 bytes each; empty if nothing is compared.
     """
 
     path: Path
@@ -36,7 +36,7 @@ class FileReference:
 
 
 class MappedFile(mmap.mmap):
-    """The pages of a file, and which of its blocks have been compared with their checksums in this process."""
+    """A mapped file, with a record of the blocks that this process has compared with their checksums."""
 
     reference: FileReference
     address: int
@@ -45,28 +45,28 @@ class MappedFile(mmap.mmap):
     left: np.ndarray
 
     def check_length(self) -> None:
-        """Checks that no other program has cut the file off; to read what is not there ends the process.
+        """Check that no other program has shortened the file; reading beyond its end would end the process.
 
         Raises:
-            ValueError: the file is shorter than it was.
+            ValueError: the file became shorter.
         """
         if self.size() < len(self):
             raise ValueError(f"{self.reference.path} was cut off to {self.size():,} bytes. Copy or write it again.")
 
 
 _MAPPED: "weakref.WeakValueDictionary[int, MappedFile]" = weakref.WeakValueDictionary()
-"""The files that are mapped now, by the address that each starts at."""
+"""The mapped files by their start addresses."""
 
 
 def map_file(path: Path, dtype: torch.dtype, shape: Sequence[int], num_parts: int = 1, sums: bytes = b"") -> Tensor:
-    """A file as a tensor that takes no memory of its own: pages are read when first used, and given up when others are.
+    """Return a file as a memory-mapped tensor; pages are read at their first use.
 
-    The tensor is read-only: writing to it ends the process, so what is handed to users must be a copy.
+    The tensor is read-only. Writing to it ends the process, so users get copies.
 
     Args:
         path: The file.
-        dtype: Of its numbers.
-        shape: How they are arranged; one after the other they are the whole file.
+        dtype: The dtype of the tensor.
+        shape: The shape of the tensor, which covers the whole file.
         num_parts: See `FileReference`.
         sums: See `FileReference`.
 
@@ -74,7 +74,7 @@ def map_file(path: Path, dtype: torch.dtype, shape: Sequence[int], num_parts: in
         OSError: the file cannot be mapped.
     """
     if not path.stat().st_size:
-        return torch.empty(*shape, dtype=dtype)  # nothing can be mapped
+        return torch.empty(*shape, dtype=dtype)  # an empty file cannot be mapped
     with path.open("rb") as file:
         pages = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
         status = os.fstat(file.fileno())
@@ -91,7 +91,7 @@ def map_file(path: Path, dtype: torch.dtype, shape: Sequence[int], num_parts: in
 
 
 def mapped_file(tensor: Any) -> MappedFile | None:
-    """The file that a tensor shows as a whole, or None where its numbers lie in memory."""
+    """Return the file that a tensor shows as a whole; None for a tensor in memory."""
     if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
         return None
     file = _MAPPED.get(tensor.data_ptr())
@@ -100,13 +100,13 @@ def mapped_file(tensor: Any) -> MappedFile | None:
 
 
 def file_of(tensor: Any) -> FileReference | None:
-    """What tells another process of the file that a tensor shows, or None where its numbers lie in memory."""
+    """Return the reference to the file that a tensor shows as a whole; None for a tensor in memory."""
     file = mapped_file(tensor)
     return None if file is None else file.reference
 
 
 class MappedFilesMixin:
-    """What travels to another process with references to its mapped files in place of their numbers."""
+    """A base class that pickles references to mapped files in place of their numbers."""
 
     def __getstate__(self) -> dict[str, Any]:
         return packed(self.__dict__)
@@ -116,18 +116,18 @@ class MappedFilesMixin:
 
 
 def packed(value: Any) -> Any:
-    """What to pickle for a value: mapped tensors, also those in a mapping, become references to their files."""
+    """Return a value for pickling: mapped tensors, also in mappings, become references to their files."""
     if isinstance(value, Mapping):
         return {key: packed(one) for key, one in value.items()}
     return file_of(value) or value
 
 
 def unpacked(value: Any) -> Any:
-    """The value that `packed` has packed; files are mapped again.
+    """Return the value that `packed` got; files are mapped again.
 
     Raises:
-        ValueError: a file has changed since.
-        OSError: a file is gone.
+        ValueError: a file has changed.
+        OSError: a file is missing.
     """
     if isinstance(value, dict):
         return {key: unpacked(one) for key, one in value.items()}

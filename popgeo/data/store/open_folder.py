@@ -1,4 +1,4 @@
-"""Opens the folder of a store: every array is mapped, and read are the manifest, row pointers and checksums."""
+"""Opening of a store on disk: all arrays are mapped; only manifest, row pointers and checksums are read."""
 
 import sys
 import zlib
@@ -17,14 +17,14 @@ from popgeo.data.store.manifest import NAME, damaged
 from popgeo.data.store.mapped import map_file
 from popgeo.data.store.stored_list import StoredList
 
-_ROWS_AT_ONCE = 1 << 20  # a row pointer need not fit in memory
+_ROWS_AT_ONCE = 1 << 20  # a row pointer may be larger than memory
 
 
 def open_folder(folder: Path, verify: bool | None) -> Columns:
-    """The columns of a store on disk, as `FlatStore.open` says.
+    """Return the columns of a store on disk, see `FlatStore.open`.
 
     Raises:
-        ValueError: the folder is not a store, a file is damaged, or the class of its graphs is not known.
+        ValueError: the folder is not a store, a file is damaged, or the class of its graphs is not imported.
     """
     manifest = notes.read_manifest(folder)
     try:
@@ -35,7 +35,7 @@ def open_folder(folder: Path, verify: bool | None) -> Columns:
     except ValueError:
         raise
     except notes.MALFORMED as error:
-        raise damaged(folder / NAME, f"what it names does not fit together ({error!r})") from error
+        raise damaged(folder / NAME, f"its entries do not fit together ({error!r})") from error
 
 
 def _opened(folder: Path, manifest: notes.Manifest, compares: bool) -> Columns:
@@ -74,13 +74,13 @@ def _opened(folder: Path, manifest: notes.Manifest, compares: bool) -> Columns:
 
 
 def _doubt(entry: notes.AttributeEntry, pointers: dict[Axis, Tensor]) -> Level | None:
-    """Return what the rows could belong to as well, if the numbers of all graphs leave that open."""
+    """Return the second level of an attribute, if it fits the numbers of rows of all graphs."""
     other = None if entry.doubt is None else pointers.get(Axis(entry.doubt, entry.store))
     return entry.doubt if other is not None and torch.equal(other, pointers[entry.axis]) else None
 
 
 def _block_sums(folder: Path, manifest: notes.Manifest) -> dict[str, bytes]:
-    """The checksums of the blocks of each file of a store."""
+    """Return the checksums of the blocks of each file of a store."""
     *files, of_sums = manifest.files
     data, start, found = (folder / of_sums.file).read_bytes(), 0, {}
     for file in files:
@@ -93,10 +93,10 @@ def _block_sums(folder: Path, manifest: notes.Manifest) -> dict[str, bytes]:
 
 
 def _check_fits(folder: Path, manifest: notes.Manifest, pointers: dict[Axis, Tensor], is_hetero: bool) -> None:
-    """Checks that row pointers ascend through all rows of all arrays, so that no missing row is read.
+    """Check that row pointers ascend and that all arrays have these rows, so that no missing row is read.
 
     Raises:
-        ValueError: a file is damaged, or does not fit the others, whoever made it.
+        ValueError: a file is damaged, or does not fit the other files.
     """
     for axis, file in manifest.row_pointers:
         compare_file(pointers[axis])
@@ -138,7 +138,7 @@ def _fits(entry: notes.AttributeEntry, num_graphs: int, num_rows: int) -> bool:
 
 
 def _class_of(name: str) -> type:
-    """The class of the graphs: PyG's own, or one that has been imported already; nothing is imported on its behalf."""
+    """Return the class of the graphs: a class of PyG or an already imported class. Nothing is imported for it."""
     module, _, cls = name.rpartition(".")
     found = getattr(torch_geometric.data, cls, None) if module.startswith("torch_geometric.data.") else None
     found = found or getattr(sys.modules.get(module), cls, None)

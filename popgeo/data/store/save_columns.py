@@ -1,4 +1,4 @@
-"""Cuts flat graphs into blocks of some bytes, and writes blocks to a folder, behind those that are there."""
+"""Division of flat graphs into blocks, and writing of blocks to a folder that may have a beginning."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,30 +13,30 @@ from popgeo.data.subset import take
 from popgeo.progress import progress
 
 BUFFER_BYTES = 1 << 26
-"""Bytes of graphs that a writer holds at a time, by default."""
+"""Default number of bytes of graphs that a writer has in memory at a time."""
 Blocks = Callable[[int], Iterator[Columns]]
-"""`blocks(start)`: all graphs from number `start` on."""
+"""A function that yields all graphs from number `start` on, in blocks."""
 
 
 def blocks(columns: Columns, start: int, max_bytes: int) -> Iterator[Columns]:
-    """Copies of the graphs from `start` on, in order, in blocks of at most that many bytes, or of one graph.
+    """Yield copies of the graphs from `start` on, in order, in blocks of at most `max_bytes` or of one graph.
 
     Args:
-        columns: Flat graphs, also a view of some.
-        start: How many graphs to leave out.
-        max_bytes: The most that a block holds, all its copies in memory together.
+        columns: Flat graphs, also a view.
+        start: The number of graphs to leave out.
+        max_bytes: The largest number of bytes of a block with its copies.
     """
     ends = np.cumsum(bytes_of_graphs(columns))
     while start < len(columns):
         before = int(ends[start - 1]) if start else 0
-        # `take` holds the row numbers of a block, and its arrays, at the same time.
+        # `take` has the row numbers of a block and its arrays in memory at the same time.
         stop = max(start + 1, int(np.searchsorted(ends, before + max_bytes // 2, side="right")))
         yield take(columns, np.arange(start, stop))
         start = stop
 
 
 def bytes_of_graphs(columns: Columns) -> np.ndarray:
-    """How many bytes the tensors of each graph have. int64 [num_graphs]"""
+    """Return the number of bytes of the tensors of each graph, int64 [num_graphs]."""
     total = np.zeros(len(columns), dtype=np.int64)
     for axis in columns.row_pointers:
         width = sum(
@@ -49,16 +49,16 @@ def bytes_of_graphs(columns: Columns) -> np.ndarray:
 
 
 def extend(writer: FolderWriter, source: Blocks, total: int | None, progress_bar: bool | None) -> None:
-    """Writes what is not written yet of a source, and finishes.
+    """Write the missing graphs of a source and finish the store.
 
     Args:
-        writer: What may have been begun.
+        writer: A writer of a new store, or of a store with a beginning.
         source: Blocks of the graphs.
-        total: How many graphs there are, if that is known.
+        total: The number of graphs, if known.
         progress_bar: Whether to show a bar.
 
     Raises:
-        ValueError: the source differs from the one that the writer was started with, or a graph cannot be added.
+        ValueError: the beginning of the store has other graphs, or a graph cannot be added.
     """
     start = writer.num_graphs
     if not writer.is_complete:
@@ -80,6 +80,6 @@ def extend(writer: FolderWriter, source: Blocks, total: int | None, progress_bar
 
 
 def save_columns(columns: Columns, folder: Path, *, buffer_bytes: int, progress_bar: bool | None) -> None:
-    """Writes flat graphs, also a view of some, as `FlatStore.save` says."""
+    """Write flat graphs, also a view, see `FlatStore.save`."""
     with FolderWriter(folder) as writer:
         extend(writer, partial(blocks, columns, max_bytes=buffer_bytes), len(columns), progress_bar)

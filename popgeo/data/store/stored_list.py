@@ -1,8 +1,8 @@
-"""Values that are not tensors, one a graph, kept on disk as JSON and read when asked for."""
+"""Values that are not tensors, one per graph, stored on disk as JSON and read at each access."""
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from popgeo.data.store.mapped import MappedFilesMixin, mapped_file
 
 
 class StoredList(MappedFilesMixin, Sequence[Any]):
-    """A list of names and the like, of which only what is asked for is read.
+    """A list of values, such as names, that reads only the accessed values.
 
     Args:
         text: The values as JSON, one after the other. uint8 [number of bytes]
-        ends: Where each starts, and the end. int64 [num_values + 1]
+        ends: The start of each value, and the end of the last. int64 [num_values + 1]
     """
 
     def __init__(self, text: Tensor, ends: Tensor) -> None:
@@ -24,13 +24,8 @@ class StoredList(MappedFilesMixin, Sequence[Any]):
     def __len__(self) -> int:
         return len(self.ends) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-
     def __getitem__(self, index: int | slice) -> Any:
-        """One value, or the values of a slice as a list."""
+        """Return one value, or the values of a slice as a list."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
@@ -41,16 +36,16 @@ class StoredList(MappedFilesMixin, Sequence[Any]):
         except (ValueError, RecursionError) as error:
             file = mapped_file(self.text)
             raise ValueError(
-                f"Value {index} of {'a list' if file is None else file.reference.path} is not JSON that can be read: "
+                f"Value {index} of {'a list' if file is None else file.reference.path} is not valid JSON: "
                 f"{error}. Write the store again."
             ) from error
 
 
 def as_bytes(values: Iterable[Any], name: str) -> tuple[Tensor, Tensor]:
-    """Values as JSON: the text of all, uint8, and the length of each, int64.
+    """Return values as JSON: the text of all values, uint8, and the length of each, int64.
 
     Raises:
-        ValueError: a value would come back as another one, so it cannot be kept.
+        ValueError: a value would be different after reading.
 
     Example:
         >>> as_bytes(["C", None], "name")
@@ -65,8 +60,8 @@ def as_bytes(values: Iterable[Any], name: str) -> tuple[Tensor, Tensor]:
             comes_back = False
         if not comes_back:
             raise ValueError(
-                f"Attribute {name!r} holds {value!r} of type {type(value).__name__}, which cannot be kept on disk: "
-                f"numbers, strings, None, and lists and dictionaries of those can. Pass exclude_keys=[{name!r}]."
+                f"Attribute {name!r} holds {value!r} of type {type(value).__name__}, which cannot be stored on disk. "
+                f"Numbers, strings, None, and lists and dictionaries of these can be. Pass exclude_keys=[{name!r}]."
             )
         lines.append(line.encode())
     text = torch.frombuffer(bytearray(b"".join(lines)), dtype=torch.uint8) if lines else torch.empty(0).byte()

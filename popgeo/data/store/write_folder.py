@@ -1,4 +1,4 @@
-"""Writes the folder of a store, block after block of graphs: whole at the end, and not there before."""
+"""Writing of the folder of a store, block after block of graphs; the folder appears when it is complete."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from popgeo.data.store.describe import check_alike, describe, digest, plain, poi
 from popgeo.folder_lock import LOCK, folder_lock
 
 _JOURNAL, _SUMS = "journal.json", "block-sums.bin"
-# What `describe` calls files, a lock, and what a writer of a journal that was killed has left.
+# The file names of `describe`, the lock, and temporary files of a killed writer of a journal.
 _WRITTEN = re.compile(
     rf"\d\d+-[\w-]{{0,40}}(\.increments)?\.(bin|json)(\.row\d+)?|(rows|row-ends)-\d\d+\.bin"
     rf"|{re.escape(LOCK)}|{re.escape(_JOURNAL)}\.popgeo-.*\.part"
@@ -27,40 +27,40 @@ _WRITTEN = re.compile(
 
 
 def _require_own(part: Path) -> None:
-    """Check that a folder is empty, or was begun by a writer; one that was killed early has left no journal.
+    """Check that a folder is empty or has files of a writer; a writer that was killed early left no journal.
 
     Raises:
-        ValueError: it holds something else, which would become part of a store.
+        ValueError: the folder has other files, which would become part of the store.
     """
     if (part / notes.NAME).exists() or (part / _JOURNAL).exists():
         return
     strange = [one.name for one in part.iterdir() if one.is_dir() or not _WRITTEN.fullmatch(one.name)]
     if strange:
         raise ValueError(
-            f"{part} holds {', '.join(sorted(strange)[:3])}, which no writer of a store has left there. Move the "
-            "folder elsewhere, or write a store of another name."
+            f"{part} holds {', '.join(sorted(strange)[:3])}, which no writer of a store has made. Move the "
+            "folder elsewhere, or write a store with a different name."
         )
 
 
 class FolderWriter:
-    """Writes a store into `FOLDER.part`, which becomes `FOLDER` when all is there.
+    """A writer of a store into `FOLDER.part`, which becomes `FOLDER` when the store is complete.
 
-    A journal notes after each block what has been written; a writer that finds one continues behind it.
+    A journal records the written graphs after each block; a writer that finds a journal continues after it.
 
     Args:
         folder: The folder to write.
-        transform: The name of the transform that the graphs went through.
-        indices_checked: Whether every edge has been seen to end in its graph.
+        transform: The name of the transform of the graphs.
+        indices_checked: Whether every edge is known to end in its own graph.
 
     Raises:
-        ValueError: the folder is there already, another process is writing it, or what was begun differs or is damaged.
+        ValueError: the folder exists, another process is writing it, or its beginning differs or is damaged.
     """
 
     def __init__(self, folder: Path, *, transform: str | None = None, indices_checked: bool = True) -> None:
         self.folder, self.part = folder, folder.with_name(f"{folder.name}.part")
         self.transform, self.indices_checked = transform, indices_checked
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"{folder} exists already. Name another folder, or remove it first.")
+            raise ValueError(f"{folder} exists already. Pass a different folder, or remove it first.")
         if self.part.is_symlink():
             raise ValueError(f"{self.part} is a link, and popgeo writes none. Remove it.")
         self.part.mkdir(parents=True, exist_ok=True)
@@ -87,41 +87,41 @@ class FolderWriter:
 
     @property
     def num_graphs(self) -> int:
-        """Graphs that have been written, also by a writer before this one."""
+        """The number of written graphs, including graphs of an earlier writer."""
         return 0 if self.manifest is None else self.manifest.num_graphs
 
     @property
     def attributes(self) -> tuple[notes.AttributeEntry, ...]:
-        """The attributes of the blocks so far."""
+        """The attributes of the written blocks."""
         return () if self.manifest is None else self.manifest.attributes
 
     def check_goes_on(self, block: Columns) -> None:
-        """Checks that the first graph of a block is the last one that was written.
+        """Check that the first graph of a block is the last written graph.
 
         Raises:
-            ValueError: it differs, so the source is not the one that the writer was started with.
+            ValueError: the graphs differ, so the beginning of the store has a different source.
         """
         block, _ = plain(block)
-        assert self.manifest is not None  # callers ask only if something is written
+        assert self.manifest is not None  # callers have checked that graphs are written
         is_sorted = self.manifest.row_ends is not None
         if is_sorted != (block.row_ends is not None) or digest(block, 0) != self.manifest.last_graph:
             raise ValueError(
-                f"{self.part} was begun with other graphs: number {self.num_graphs - 1} differs, or its edges' order. "
-                f"Pass the same ones again to continue, or remove that folder to start again."
+                f"{self.part} was begun with other graphs: number {self.num_graphs - 1} differs, or the order of its "
+                f"edges. Pass the same graphs again to continue, or remove that folder to start again."
             )
 
     def check(self, block: Columns) -> None:
-        """Checks that graphs can be added.
+        """Check that graphs can be appended.
 
         Raises:
-            ValueError: an attribute differs from that of the graphs before, or cannot be kept on disk.
+            ValueError: an attribute differs from earlier graphs, or cannot be stored on disk.
         """
         new = describe(*plain(block), self.transform, self.indices_checked)
         if self.manifest is not None:
             check_alike(self.manifest, new)
 
     def append(self, block: Columns) -> None:
-        """Adds all graphs of a block, which is not a view.
+        """Append all graphs of a block that is not a view.
 
         Raises:
             ValueError: see `check`.
@@ -137,14 +137,14 @@ class FolderWriter:
             attribute = attributes[entry.store, entry.name]
             self.files[entry.values.file].append(attribute.tensor)
             if entry.increments is not None:
-                assert attribute.increments is not None  # `check_alike` has seen to it
+                assert attribute.increments is not None  # as checked by `check_alike`
                 self.files[entry.increments.file].append(attribute.increments)
         for axis, file in manifest.row_pointers:
-            # An attribute may have one row in each graph of this block, and more in graphs before.
+            # An attribute may have one row in each graph of this block, and more rows in earlier graphs.
             pointer = block.row_pointers.get(axis, block.row_pointers[GRAPHS])[1:]
             self.files[file.file].append(pointer + self.files[file.file].last())
         for key, file in manifest.row_ends or ():
-            assert block.row_ends is not None  # `check_alike` has seen to it
+            assert block.row_ends is not None  # as checked by `check_alike`
             self.files[file.file].append(block.row_ends[key])
         for written in self.files.values():
             written.flush()
@@ -154,10 +154,10 @@ class FolderWriter:
         write_atomically(self.part / _JOURNAL, notes.to_json(self.manifest))
 
     def finish(self) -> None:
-        """Puts everything together and gives the folder its name.
+        """Complete the files and give the folder its final name.
 
         Raises:
-            ValueError: nothing was written.
+            ValueError: no graph was written.
         """
         if self.manifest is None:
             raise ValueError("There are no graphs to write; a store needs at least one.")
@@ -165,7 +165,7 @@ class FolderWriter:
             for file in self.files.values():
                 file.finish()
             write_atomically(self.part / notes.NAME, notes.to_json(self._with_block_sums(self.manifest)))
-        for entry in self.manifest.files:  # their parts have been put together
+        for entry in self.manifest.files:  # `finish` has concatenated the parts
             for number in range(1, len(entry.crc32)):
                 (self.part / f"{entry.file}.row{number}").unlink(missing_ok=True)
         (self.part / _JOURNAL).unlink(missing_ok=True)
@@ -173,7 +173,7 @@ class FolderWriter:
         (self.folder / LOCK).unlink(missing_ok=True)
 
     def _with_block_sums(self, manifest: notes.Manifest) -> notes.Manifest:
-        """The manifest with the checksums of all blocks, which are written; files are as they were noted."""
+        """Write the checksums of all blocks and return the manifest with their file."""
         sums = []
         for file in manifest.files:
             of_parts, of_blocks = notes.sums_of_file(self.part / file.file, len(file.crc32))
@@ -203,7 +203,7 @@ class FolderWriter:
             self._open(self.manifest)
 
     def _open(self, manifest: notes.Manifest) -> None:
-        """Opens the files; files of row pointers start with 0."""
+        """Open the files; a row pointer starts with 0."""
         dims = {entry.values.file: entry.dim for entry in manifest.attributes}
         for entry in manifest.files:
             self.files[entry.file] = AppendFile(self.part, entry, dims.get(entry.file, 0))
@@ -212,7 +212,7 @@ class FolderWriter:
                 self.files[entry.file].append(torch.tensor([0]))
 
     def _with_rows_of(self, axes: list[Axis], manifest: notes.Manifest) -> notes.Manifest:
-        """The manifest with row pointers for attributes that had one row a graph so far, and have not any more."""
+        """Return the manifest with row pointers for attributes that had one row per graph so far."""
         for axis in axes:
             file = pointer_file(len(manifest.row_pointers))
             self.files[file.file] = AppendFile(self.part, file, 0)

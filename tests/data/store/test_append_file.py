@@ -15,7 +15,7 @@ NONE = ArrayFile(file="a.bin", dtype="int16", shape=(2, 0, 3), crc32=(0, 0))
 
 
 def open_files(folder: Path) -> list[str]:
-    """The files of a folder that this process has open."""
+    """Return the files of a folder that this process has open."""
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("this system does not say which files are open")
     links = []

@@ -23,7 +23,7 @@ STORE = FlatStore.from_dataset(GRAPHS)
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
-    """A folder to which three graphs were written, and not finished."""
+    """Return the folder of an unfinished store with three graphs."""
     with FolderWriter(tmp_path / "store") as writer:
         for part in blocks(STORE[:3], 0, 1):
             writer.append(part)
@@ -34,7 +34,7 @@ def test_a_source_with_fewer_or_other_graphs_is_refused(begun):
     for ids, message in (([0, 1], "begun with more graphs: 3"), ([0, 1, 3], "number 2 differs")):
         with FolderWriter(begun) as writer, pytest.raises(ValueError, match=message):
             extend(writer, partial(blocks, STORE.view(ids), max_bytes=1 << 20), len(ids), False)
-    with FolderWriter(begun) as writer, pytest.raises(ValueError, match="number 2 differs, or its edges' order"):
+    with FolderWriter(begun) as writer, pytest.raises(ValueError, match="number 2 differs, or the order of its edges"):
         extend(writer, partial(blocks, sort_edges(STORE), max_bytes=1 << 20), 4, False)
     with FolderWriter(begun) as writer:
         extend(writer, partial(blocks, STORE, max_bytes=1 << 20), None, False)

@@ -35,7 +35,7 @@ def places(content: Any, path: tuple = ()) -> Iterator[tuple]:
 
 
 def put(content: dict, place: tuple, value: Any) -> bytes:
-    """A manifest with another value in one place, and its own checksum."""
+    """Return a manifest with a different value in one place, and a new checksum."""
     content = copy.deepcopy(content)
     del content["crc32"]
     at = content
@@ -124,7 +124,7 @@ def test_a_value_that_is_not_json_is_an_error_that_names_its_file(tmp_path, text
     path = tmp_path / "00-name.bin"
     path.write_bytes(text)
     values = StoredList(map_file(path, torch.uint8, [len(text)]), ends)
-    with pytest.raises(ValueError, match=r"00-name.bin is not JSON"):
+    with pytest.raises(ValueError, match=r"00-name.bin is not valid JSON"):
         values[0]
 
 

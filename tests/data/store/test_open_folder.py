@@ -117,14 +117,14 @@ def test_values_that_are_no_tensors_are_read_by_number_and_by_slice():
 
 @pytest.mark.parametrize("value", [{1, 2}, float("nan"), (1, 2), {1: 2}, [float("inf")], object(), {"a": (1,)}])
 def test_values_that_would_come_back_as_others_are_refused(value):
-    with pytest.raises(ValueError, match=r"Attribute 'name' holds .*cannot be kept on disk.*exclude_keys=\['name'\]"):
+    with pytest.raises(ValueError, match=r"Attribute 'name' holds .*cannot be stored on disk.*exclude_keys=\['name'\]"):
         as_bytes(["fine", value], "name")
 
 
 def test_a_value_that_holds_itself_is_refused():
     value: list = []
     value.append(value)
-    with pytest.raises(ValueError, match="cannot be kept on disk"):
+    with pytest.raises(ValueError, match="cannot be stored on disk"):
         as_bytes([value], "name")
 
 

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def begun(folder: Path, number: int = 2, **choices: object) -> None:
-    """Writes the first few graphs only."""
+    """Write the first few graphs only."""
     with FolderWriter(folder, **choices) as writer:
         for part in blocks(STORE[:number], 0, 1):
             writer.append(part)
@@ -72,7 +72,7 @@ def test_a_folder_that_is_there_is_written_only_where_it_is_empty(tmp_path):
     empty.mkdir()
     file.touch()
     for path in (taken, file):
-        with pytest.raises(ValueError, match=f"{path} exists already. Name another folder, or remove it first"):
+        with pytest.raises(ValueError, match=f"{path} exists already. Pass a different folder, or remove it first"):
             STORE.save(path)
     STORE.save(empty)
     assert_same_graphs(FlatStore.open(empty)[:], GRAPHS)
