@@ -227,6 +227,7 @@ class GraphAttention(nn.Module):
         return self.out_proj(same_graph.take_back(out))
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"{self.out_proj.in_features}, heads={self.heads}, dropout={self.dropout}"
 
 

@@ -73,6 +73,7 @@ class InteractionGraph(nn.Module):
         """The edges in their slots; arguments as in `forward`, of which all are given."""
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name != "training"}
         return ", ".join(f"{name}={value}" for name, value in settings.items())
 

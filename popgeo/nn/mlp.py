@@ -51,4 +51,5 @@ class MLP(nn.Module):
         return self.lins[-1](x)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"act={getattr(self.act, '__name__', self.act)}"

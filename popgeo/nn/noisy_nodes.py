@@ -71,4 +71,5 @@ class Denoiser(nn.Module):
         return torch.stack(losses).mean()
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"num_kinds={self.num_kinds}, probability={self.probability}"

@@ -66,6 +66,7 @@ class LayerNorm(Norm, nn.LayerNorm):
         return F.layer_norm(x, (self.in_channels,), self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"{self.in_channels}, eps={self.eps}, affine={self.elementwise_affine}"
 
 
@@ -170,6 +171,7 @@ class GraphNorm(Norm):
         return self.weight * out * gather((var + self.eps).rsqrt(), batch) + self.bias
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"{len(self.weight)}, eps={self.eps}"
 
 

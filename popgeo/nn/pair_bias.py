@@ -79,4 +79,5 @@ class PairBias(nn.Module):
         return bias
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"heads={self.heads}, max_hops={self.max_hops}, cutoff={self.cutoff}"

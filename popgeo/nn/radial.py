@@ -43,6 +43,7 @@ class GaussianSmearing(nn.Module):
         return exp_or_zero(self.coeff * (dist.reshape(-1, 1) - self.offset).square())
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"start={float(self.offset[0]):g}, stop={float(self.offset[-1]):g}, num_gaussians={len(self.offset)}"
 
 
@@ -78,6 +79,7 @@ class BesselBasis(nn.Module):
         return torch.where(apart, torch.sin(self.frequency * safe) / safe, self.frequency)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"cutoff={self.cutoff}, num_radial={len(self.frequency)}"
 
 
@@ -103,6 +105,7 @@ class CosineEnvelope(nn.Module):
         return torch.where(dist >= self.cutoff, 0.0, 0.5 * (torch.cos(dist * (math.pi / self.cutoff)) + 1.0))
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"cutoff={self.cutoff}"
 
 
@@ -130,6 +133,7 @@ class PolynomialEnvelope(nn.Module):
         return torch.where(d >= 1.0, 0.0, 1.0 - _power(d, p) * fall)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"cutoff={self.cutoff}, exponent={self.exponent}"
 
 
@@ -195,4 +199,5 @@ class ShiftedSoftplus(nn.Module):
         return shifted_softplus(x) if self.stable else torch.log(0.5 * torch.exp(x) + 0.5)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"stable={self.stable}"

@@ -28,19 +28,24 @@ pack_sum = struct.Struct("11q").pack  # SumCall
 
 
 def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
-    """The sum by the shortest way, 3 microseconds; None where a call is unusual, or wrong, and takes the long way.
+    """Return the sum by the shortest way, in 3 microseconds; None if a call is unusual or wrong.
 
-    Most calls are eager, on contiguous tensors in memory, without gradients, with an int64 index and its own plan.
+    A usual call is eager and without gradients, on contiguous tensors in memory, with an int64 index and its own plan.
     """
+    native = library.packed("popgeo_scatter_sum") if is_plain() and type(src) is type(index) is Tensor else None
+    if native is None or (src.requires_grad and torch.is_grad_enabled()):
+        return None
     try:
-        usual = usual_plan(src, index, num_rows, plan)
-        native = library.packed("popgeo_scatter_sum") if usual is not None else None
-        if usual is None or native is None:
-            return None
-        (rowptr, perm, num_tiles), (num_edges, channels) = usual, src.shape
-        number, num_threads = NATIVE_DTYPES[src.dtype], torch.get_num_threads()
-        if (num_threads > 1 or number in _HALVES) and sum_to_torch(
-            num_edges, num_rows, channels, num_threads=num_threads, by_edge=number not in _HALVES
+        rowptr, perm, num_tiles = NO_PLAN if plan is None else (plan.rowptr, plan.perm, plan.num_tiles)
+        (num_edges, channels), number, num_threads = src.shape, NATIVE_DTYPES[src.dtype], torch.get_num_threads()
+        by_edge = number not in _HALVES
+        if (
+            not (src.is_cpu and index.is_cpu and src.is_contiguous() and index.is_contiguous())
+            or index.dtype is not torch.int64
+            or index.shape != (num_edges,)
+            or not (plan is None or plan.is_of(index, num_rows))
+            or (num_threads > 1 or not by_edge)
+            and sum_to_torch(num_edges, num_rows, channels, num_threads=num_threads, by_edge=by_edge)
         ):
             return None
         out = src.new_empty(num_rows, channels)
@@ -49,21 +54,6 @@ def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | N
         return None if native(call) else out
     except (ValueError, KeyError, IndexError, RuntimeError):
         return None
-
-
-def usual_plan(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> tuple[Any, ...] | None:
-    """A plan's tensors and tiles, or those of none, where a call is so usual that a kernel takes it as it is."""
-    if not is_plain() or type(src) is not Tensor or type(index) is not Tensor:
-        return None
-    if (src.requires_grad and torch.is_grad_enabled()) or not (src.is_cpu and index.is_cpu and src.is_contiguous()):
-        return None
-    if index.dtype is not torch.int64 or not index.is_contiguous() or src.dim() != 2:
-        return None
-    if plan is None:
-        return NO_PLAN if index.shape == src.shape[:1] else None
-    if src.shape[0] != plan.num_edges or not plan.is_of(index, num_rows):
-        return None
-    return plan.rowptr, plan.perm, plan.num_tiles
 
 
 def sum_to_torch(num_edges: int, num_rows: int, channels: int, *, num_threads: int, by_edge: bool) -> bool:

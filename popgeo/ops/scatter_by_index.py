@@ -1,7 +1,6 @@
 """scatter and gather over any dimension, with the signatures and results of torch_scatter."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,15 +8,9 @@ from torch import Tensor
 from popgeo.ops.channel_rows import ChannelRows, plan_arguments
 from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows, sum_at_once
 from popgeo.ops.half_precision import in_float32
-from popgeo.ops.refusals import refuse_integers
+from popgeo.ops.refusals import check_choice, refuse_integers
 from popgeo.ops.scatter_plan import ScatterPlan
-from popgeo.ops.scatter_reductions import (
-    extreme_at_once,
-    product_at_once,
-    scatter_max_rows,
-    scatter_min_rows,
-    scatter_mul_rows,
-)
+from popgeo.ops.scatter_reductions import scatter_max_rows, scatter_min_rows, scatter_mul_rows
 
 
 def scatter(
@@ -52,14 +45,9 @@ def scatter(
         tensor([[5., 6.],
                 [4., 6.]])
     """
-    if reduce not in REDUCES:
-        raise ValueError(f"reduce is {reduce!r}; allowed are {', '.join(REDUCES)}.")
-    if out is None and dim_size is not None and dim in (0, -2):
-        at_once = _AT_ONCE[reduce](src, index, dim_size, plan)
-        if at_once is not None:
-            return at_once
-    made = REDUCES[reduce](src, index, dim, out, dim_size, plan)
-    return made[0] if isinstance(made, tuple) else made  # an extreme without its position
+    check_choice("reduce", reduce, REDUCES)
+    result = REDUCES[reduce](src, index, dim, out, dim_size, plan)
+    return result[0] if isinstance(result, tuple) else result  # an extreme without its position
 
 
 def scatter_sum(
@@ -172,19 +160,6 @@ def scatter_max(
     )
 
 
-def _mean_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
-    total = sum_at_once(src, index, num_rows, plan) if src.dtype in (torch.float32, torch.float64) else None
-    if total is None:
-        return None
-    count = torch.bincount(index, minlength=num_rows) if plan is None else plan.rowptr.diff()
-    return total.div_(count.clamp_(min=1).to(src.dtype).unsqueeze(1))
-
-
-# The same by the shortest way, without gradients; None where a call is unusual, or wrong.
-_AT_ONCE: dict[str, Callable[..., Tensor | None]] = {
-    **{"sum": sum_at_once, "add": sum_at_once, "mul": product_at_once, "mean": _mean_at_once},
-    **{"min": partial(extreme_at_once, largest=False), "max": partial(extreme_at_once, largest=True)},
-}
 REDUCES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
     **{"sum": scatter_sum, "add": scatter_sum, "mul": scatter_mul},
     **{"mean": scatter_mean, "min": scatter_min, "max": scatter_max},
