@@ -70,7 +70,7 @@ class FollowedStep:
         bound.flatten(args, kwargs)  # which refuses other shapes, as in any call
         with ONE_AT_A_TIME:  # another thread may be capturing the same model
             for part in self._with_filters:
-                part.follow_filters(are_others=True)
+                part.follow_filters(may_be_replaced=True)
             if not bound.watch.changes():
                 bound.follow_memory()  # weights that have only moved
                 return bound

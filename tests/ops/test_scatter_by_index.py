@@ -217,7 +217,7 @@ def test_an_index_out_of_range_is_named(native, reduce, value, position):
 
 
 def test_what_does_not_fit_is_refused(native):
-    with pytest.raises(ValueError, match="reduce is 'median'; allowed are sum"):
+    with pytest.raises(ValueError, match="reduce is 'median'; it must be one of 'sum'"):
         scatter(SRC, INDEX, 0, reduce="median")
     with pytest.raises(ValueError, match="dim is 2"):
         scatter(SRC, INDEX, 2)

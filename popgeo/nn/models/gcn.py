@@ -51,7 +51,7 @@ class GCN(GNN):
         return GCNConv(in_channels, out_channels)
 
     def prepare(self, x: Tensor, batched: BatchIndex) -> BatchIndex:
-        """Return the batch with the normalised weight of each edge, followed by that of each node's self-loop."""
+        """Return the batch with the normalised weights of the edges and, after them, of the nodes' self-loops."""
         return normalized(batched, self.add_self_loops, x.dtype)
 
 
@@ -73,7 +73,7 @@ class GCNConv(nn.Module):
 
 
 def normalized(batched: BatchIndex, add_self_loops: bool, dtype: torch.dtype) -> BatchIndex:
-    """Return the batch with the weight w_ji / sqrt(d_j d_i) of each edge, followed by those of the self-loops.
+    """Return the batch with the weights w_ji / sqrt(d_j d_i) of the edges and, after them, of the self-loops.
 
     The weights have shape [num_edges + num_nodes]. A node of degree 0 has weights of 0 instead of infinite weights.
     """

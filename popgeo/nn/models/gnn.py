@@ -137,7 +137,7 @@ def enter(
 
 @names_arguments
 class GNN(nn.Module):
-    """A stack of graph convolutions, whose kind each model chooses by `init_conv`.
+    """A stack of graph convolutions; each model makes its convolutions by `init_conv`.
 
     Args:
         in_channels: Features of a node.

@@ -76,7 +76,7 @@ class GPSConv(nn.Module):
 
 @names_arguments
 class GPS(nn.Module):
-    """A stack of `GPSConv` with a readout and a head; each node attends to all nodes of its own graph.
+    """A stack of `GPSConv` with a readout and a head; each node attends to all nodes of its graph.
 
     Positional and structural encodings are features: `popgeo.nn.RandomWalkEncoding` and `LaplacianEncoding` compute
     them once, and the caller concatenates them to `x`. Features of pairs are a bias of the attention.

@@ -1,4 +1,4 @@
-"""RotatE: a relation turns each complex number of the head towards that of the tail."""
+"""RotatE: a relation turns the complex numbers of the head towards the tail."""
 
 import math
 

@@ -25,7 +25,7 @@ class CFConv(nn.Module):
         self.nn = filter_network
 
     def forward(self, x: Tensor, w: Tensor | GridFilters, edges: Edges) -> Tensor:
-        """Return the sums of messages: [num_nodes, in_channels], [num_edges, num_filters] -> [num_nodes, out_channels]."""
+        """Return summed messages: [num_nodes, in_channels], [num_edges, num_filters] -> [num_nodes, out_channels]."""
         if isinstance(w, GridFilters):
             return self.lin2(w.convolve(self.lin1(x)))
         return self.lin2(edges.convolve(self.lin1(x), w))
