@@ -226,8 +226,10 @@ def _mean(values: Tensor, share: Tensor | None, mask: Tensor | None, divide_by: 
 
 def _weighted(values: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Return the values times their weights, and the weight of each value."""
-    share = None if weight is None else _share(values, weight)
-    return (values if share is None else values * share), share
+    if weight is None:
+        return values, None
+    share = _at_entries(_factors(weight, tuple(values.shape), values), values)
+    return values * share, share
 
 
 def _factors(weight: Tensor, shape: tuple[int, ...], values: Tensor) -> Tensor:
@@ -241,10 +243,9 @@ def _factors(weight: Tensor, shape: tuple[int, ...], values: Tensor) -> Tensor:
     return weight.to(values.dtype)
 
 
-def _share(values: Tensor, weight: Tensor) -> Tensor:
-    """Return the factor of each entry."""
-    weight = _factors(weight, tuple(values.shape), values)
-    return weight.view(*weight.shape, *[1] * (values.dim() - weight.dim())).expand_as(values)
+def _at_entries(rows: Tensor, values: Tensor) -> Tensor:
+    """Expand a number per row, or per entry, to the shape of the values."""
+    return rows.view(*rows.shape, *[1] * (values.dim() - rows.dim())).expand_as(values)
 
 
 def _entries(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -255,7 +256,7 @@ def _entries(values: Tensor, mask: Tensor | None) -> Tensor:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"mask is {kind}; it is a boolean tensor, True where a row counts: mask.bool().")
     check_shapes("It needs one entry for each row, or for each value.", mask=(mask, values.shape[: mask.dim()]))
-    return mask.view(*mask.shape, *[1] * (values.dim() - mask.dim())).expand_as(values)
+    return _at_entries(mask, values)
 
 
 def _check_shapes(input: Tensor, target: Tensor) -> None:

@@ -216,7 +216,7 @@ def interpolated(table: Tensor, r: Tensor, cutoff: float) -> Tensor:
 
 
 def _autograd_again() -> AbstractContextManager[Any]:
-    """Return a context in which torch differentiates although it has called this kernel below autograd."""
+    """Return a context that enables torch's autograd inside a kernel, which torch calls below autograd."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView", "AutogradFunctionality"):
         excluded = excluded.remove(torch._C._dispatch_key_parse(key))
@@ -230,7 +230,7 @@ def is_served() -> bool:
 
 
 def plan_size(num_edges: int) -> int:
-    """Return the number of entries of a plan, whose layout interaction.h explains."""
+    """Return the number of entries of a plan; interaction.h explains the layout."""
     return 5 + 4 * num_edges
 
 

@@ -1,4 +1,4 @@
-"""The rows of a batch that can hold a node's neighbors: those of its graph, in a window of fixed width."""
+"""The rows of a batch that can hold a node's neighbors: the rows of its graph, in a window of fixed width."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
-"""The reductions of rows other than the sum: extremes per index and where they came from, and products.
+"""The reductions of rows other than the sum: popgeo::scatter_max and popgeo::scatter_min, and popgeo::scatter_mul.
 
-popgeo::scatter_max and popgeo::scatter_min; popgeo::scatter_mul has gradients that are right at zeros.
+Extremes come with the edges that hold them. The gradients of products are correct at zeros.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from popgeo.ops.register_op import register
 def _extremum(src: Tensor, index: Tensor, num_rows: int, *plan: Any, largest: bool) -> tuple[Tensor, Tensor]:
     check_sum(src, index, num_rows)
     if src.dtype is torch.bool or src.is_complex():
-        raise ValueError(f"src has dtype {src.dtype}, of which no entry is the largest. Call src.long() or src.abs().")
+        raise ValueError(f"src has dtype {src.dtype}, which has no largest entry. Call src.long() or src.abs().")
     rowptr, perm, num_tiles = filled(plan, NO_PLAN)
     native = library.function("popgeo_scatter_extremum", "qqPPPPPPqqqqq", "q")
     if native is None or src.device.type != "cpu" or src.dtype not in NATIVE_DTYPES:
@@ -52,12 +52,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     (arg,) = ctx.saved_tensors
-    # One row more than there are edges takes the gradients of rows if nothing arrived.
+    # An additional row takes the gradients of rows without entries.
     grad_src = grad.new_zeros(ctx.num_edges + 1, grad.shape[1]).scatter(0, arg, grad)[:-1]
     return grad_src, *[None] * 5
 
 
-# (src, index, num_rows, *plan): the largest or smallest entry per row and channel, and the edge it came from.
+# (src, index, num_rows, *plan): the largest or smallest entry per row and channel, and its edge.
 scatter_max_rows, scatter_min_rows = (
     register(
         f"{name}{SCATTER_ARGUMENTS} -> (Tensor out, Tensor arg)",
@@ -92,16 +92,15 @@ def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _product_of_others(src: Tensor, index: Tensor) -> Tensor:
-    """For each edge the product of all other edges of its row, without dividing by what may be zero.
+    """Compute for each edge the product of all other edges of its row, without a division; `index` is sorted.
 
-    Edges before times edges after, each by doubling the reach of a running product; made of plain torch ops, so torch
-    differentiates it as often as asked. `index` is sorted.
+    It is the product of the edges before, times that of the edges after. Torch can differentiate it to any order.
     """
     return _product_before(src, index) * _product_before(src.flip(0), index.flip(0)).flip(0)
 
 
 def _product_before(src: Tensor, index: Tensor) -> Tensor:
-    """For each edge the product of the edges of its row before it."""
+    """Compute for each edge the product of earlier edges of its row, by running products of doubling reach."""
     product = _shifted(src, index, 1)
     reach = 1
     while reach < src.shape[0]:
@@ -111,7 +110,7 @@ def _product_before(src: Tensor, index: Tensor) -> Tensor:
 
 
 def _shifted(src: Tensor, index: Tensor, shift: int) -> Tensor:
-    """Each row's entry `shift` positions earlier, or 1 if that belongs to another row."""
+    """Return the entry `shift` positions before each edge, or 1 if that entry belongs to a different row."""
     same = (index[shift:] == index[:-shift]).unsqueeze(1)
     ones = torch.ones_like(src[:shift])
     return torch.cat([ones, torch.where(same, src[:-shift], torch.ones_like(src[:-shift]))])

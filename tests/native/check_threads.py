@@ -33,7 +33,7 @@ def archer(name: str) -> str | None:
 
 
 def build(folder: Path, name: str, openmp: list[str]) -> tuple[Path, Path]:
-    """The program and the library, both watched."""
+    """Build the program and the library, both with the thread sanitizer."""
     flags = [*FLAGS[:3], *SANITIZE, *openmp, "-DPOPGEO_SOURCES=0u"]
     avx = ["-mavx2", "-mf16c", "-mfma", "-D__FP_FAST_FMAF=1"] if "avx2" in Path("/proc/cpuinfo").read_text() else []
     sources = sorted(CSRC.glob("*.cpp"))

@@ -82,7 +82,7 @@ def test_every_operation_has_an_example():
 
 
 def wrong(value: Any) -> Iterator[Any]:
-    """The argument in forms that are wrong, or right and unusual."""
+    """Yield wrong forms, and unusual but correct forms, of an argument."""
     if isinstance(value, Tensor):
         yield from (value[:-1], value[:0], value[1:], torch.cat([value, value[:1]])) if value.dim() else ()
         yield from (value.unsqueeze(0), value.unsqueeze(-1), value.flatten(), value.sum().to(value.dtype))

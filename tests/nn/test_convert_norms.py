@@ -21,7 +21,7 @@ GRAPHS = [
 
 
 def padded(graphs, num_nodes):
-    """A batch with room for so many nodes, and 5 graphs."""
+    """Return a batch with slots for `num_nodes` nodes and 5 graphs."""
     return FixedSizeCollater(FixedSizeOptions(num_nodes, 8, 5), add_masks_to_batch=True)(graphs)
 
 

@@ -9,7 +9,7 @@ from popgeo.nn.models.knowledge_graph import Dot
 
 
 def scores_of(values: list[float]) -> DistMult:
-    """A model whose triples (head 0, relation 0, tail) have these scores."""
+    """Return a model with these scores for the triples (head 0, relation 0, tail)."""
     model = DistMult(len(values), 1, 1)
     with torch.no_grad():
         model.rel_emb.weight.fill_(1.0)

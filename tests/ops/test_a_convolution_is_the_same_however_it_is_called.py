@@ -26,7 +26,7 @@ def plan_of(src: Tensor = SRC, dst: Tensor = DST) -> EdgePlan:
 
 
 def edge_by_edge(x: Tensor, w: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The result and both gradients."""
+    """Compute the result and both gradients."""
     out, to_x, to_w = torch.zeros(NUM_NODES, x.shape[1]), torch.zeros_like(x), torch.zeros_like(w)
     for e, (j, i) in enumerate(zip(SRC.tolist(), DST.tolist(), strict=True)):
         out[i] += x[j] * w[e]

@@ -21,7 +21,7 @@ OPS = torch.ops.popgeo
 
 
 def table_of(waves: Tensor, num_points: int = 257) -> Tensor:
-    """Smooth filters in float64: sums of sines. [num_waves, channels] -> [num_points, channels]"""
+    """Return smooth filters in float64, sums of sines: [num_waves, channels] -> [num_points, channels]."""
     grid = torch.linspace(0, CUTOFF, num_points, dtype=torch.float64)
     rows = torch.stack([torch.sin((k + 1) * grid) for k in range(len(waves))], dim=1)
     return rows @ waves.double()
@@ -48,7 +48,7 @@ def problem(num_edges=300, num_nodes=20, channels=7, *, vectors=False, seed=0) -
 
 
 def run(data: dict[str, Tensor], dtype: torch.dtype, *, half_list=False, plain=False) -> list[Tensor]:
-    """The sums, the gradients by everything, and the gradients of gradients by everything and by what came back."""
+    """Return the sums, the gradients by all inputs, and the second gradients, also by the sums' gradient."""
     leaves = {name: t.to(dtype).clone().requires_grad_() if t.is_floating_point() else t for name, t in data.items()}
     x, r, direction = leaves["x"], leaves["r"], leaves.get("direction")
     table, ends, num_nodes = table_of(leaves["waves"]), (leaves["src"], leaves["dst"]), len(x)
@@ -198,7 +198,7 @@ def test_a_plan_that_names_other_edges_is_refused_by_the_kernels():
         broken = plan.clone()
         broken[place] = 10_000
         call = data["x"], table_of(data["waves"]), data["r"], None, data["src"], data["dst"], 4, CUTOFF, False
-        with pytest.raises(ValueError, match="The plan of the interaction is of other edges or was changed"):
+        with pytest.raises(ValueError, match="The plan of the interaction belongs to different edges or was changed"):
             OPS.interaction(*call, broken, weights)
 
 

@@ -24,7 +24,7 @@ def real_edges(neighbors: Neighbors) -> set[tuple[int, int]]:
 
 
 def nearest_by_hand(pos: Tensor, batch: Tensor, k: int, cutoff: float) -> set[tuple[int, int]]:
-    """The definition, node by node: sort by distance, then by index, keep k."""
+    """Find neighbors by the definition, node by node: sort by distance, then by index, keep k."""
     edges = set()
     for i in range(len(pos)):
         others = [j for j in range(len(pos)) if j != i and batch[i] == batch[j]]

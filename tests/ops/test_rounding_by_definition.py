@@ -34,7 +34,7 @@ def random_word(number: int, counter: int) -> int:
 
 
 def rounded(x: float, word: int, dtype: torch.dtype) -> float:
-    """The upper neighbor in that many of all words as x lies above the lower one."""
+    """Round up for a share of all words that equals the position of x between its neighbors."""
     nearest = torch.tensor(abs(x)).to(dtype)
     bits = int(nearest.view(torch.int16)) - int(float(nearest) > abs(x))
     below, above = torch.tensor([bits, bits + 1], dtype=torch.int16).view(dtype).tolist()

@@ -35,7 +35,7 @@ def row_of(index: Tensor, position: tuple[int, ...], dim: int) -> int:
 
 
 def entry_by_entry(src: Tensor, index: Tensor, dim: int, num_rows: int, reduce: str) -> tuple[Tensor, Tensor]:
-    """The reduction and the position of its entry."""
+    """Return the reduction and the position of its entry."""
     dim %= src.dim()
     shape = [*src.shape[:dim], num_rows, *src.shape[dim + 1 :]]
     found: dict[tuple[int, ...], list[tuple[float, int]]] = {}

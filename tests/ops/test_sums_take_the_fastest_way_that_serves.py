@@ -31,7 +31,7 @@ class OnDevice(torch.Tensor):
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the compiled functions that were called."""
+    """Return the list that collects the names of called compiled functions."""
     if not library.is_available():
         pytest.skip(library.reason())
     names: list[str] = []

@@ -43,7 +43,7 @@ def ends_of(batch: TemporalData) -> EventEnds:
 
 
 def real(batch: TemporalData) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The events of a batch as PyG's classes take them, without slots that are not in use."""
+    """Return the real events of a batch as PyG's classes take them, without empty slots."""
     return tuple(column[batch.events_mask] for column in (batch.src, batch.dst, batch.t, batch.msg))
 
 

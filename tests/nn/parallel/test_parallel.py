@@ -70,7 +70,7 @@ def in_shards(plain: Block, count: int) -> Block:
 
 
 def plain_state(model: Block) -> dict[str, Tensor]:
-    """The weights by the names that they have in the plain model."""
+    """Return the weights by their names in the plain model."""
     model, attention = copy.deepcopy(model), PlainAttention()
     attention.query, attention.key, attention.value, attention.out = model.attend.to_linears()
     model.attend = attention
