@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_refused(native):
     with pytest.raises(ValueError, match="on meta"):
         scatter(SRC, INDEX.to("meta"), 0, dim_size=4)
     full, plan = torch.stack([INDEX, INDEX.flip(0)], 1), ScatterPlan.from_index(INDEX, 4)
-    with pytest.raises(ValueError, match="this one differs"):
+    with pytest.raises(ValueError, match="this index differs"):
         scatter(SRC, full, 0, dim_size=4, plan=plan)
 
 
