@@ -71,7 +71,7 @@ def placed(chance: random.Random, tensor: Any) -> Any:
 
 
 def sample(chance: random.Random) -> tuple[Any, Any]:
-    """All numbers of a random sample of a random graph, with and without the library."""
+    """Return all numbers of a random sample of a random graph, with and without the library."""
     import torch
 
     from popgeo.native import library

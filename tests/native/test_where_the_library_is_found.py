@@ -1,4 +1,4 @@
-"""Kernels are in use in a source folder too, or one message says why not and what to do."""
+"""Kernels run in a source folder too, or one message names the reason and a remedy."""
 
 import os
 import shutil

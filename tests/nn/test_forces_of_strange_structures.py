@@ -1,4 +1,4 @@
-"""Energies are right, and forces finite and right, where atoms coincide, are alone, at the cutoff, or padding only."""
+"""Energies and forces are correct and finite for atoms that coincide, are alone, lie at the cutoff, or are padding."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The interaction with filters on a grid: by hand, against plain torch in float64, at any number of threads."""
+"""The interaction with filters on a grid: by hand, against plain torch in float64, with any number of threads."""
 
 import itertools
 
@@ -28,7 +28,7 @@ def table_of(waves: Tensor, num_points: int = 257) -> Tensor:
 
 
 def problem(num_edges=300, num_nodes=20, channels=7, *, vectors=False, seed=0) -> dict[str, Tensor]:
-    """Numbers in float64, a sixth of the distances beyond the cutoff."""
+    """Return random arguments in float64, with a sixth of the distances beyond the cutoff."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -287,5 +287,5 @@ def test_which_tensors_are_served():
 
 
 def test_the_size_of_a_plan_by_hand():
-    """A header of 5; of each edge its number, its window and its two ends."""
+    """Expect a header of 5, and four numbers per edge: its number, its window and its two ends."""
     assert [plan_size(n) for n in (0, 1, 10)] == [5, 9, 45]

@@ -1,4 +1,4 @@
-"""What is refused at the door of each op, in eager code and under capture, and in which words."""
+"""The errors of each op for wrong arguments, in eager code and in captures, and their messages."""
 
 from collections.abc import Callable
 

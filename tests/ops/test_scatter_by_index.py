@@ -1,4 +1,4 @@
-"""scatter and gather: values by hand, the same bits with and without the compiled library, errors at the door."""
+"""Scatter and gather: values by hand, the same bits with and without the compiled library, and their errors."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 @pytest.fixture(autouse=True, scope="module")
 def every_sum_reaches_the_kernel():
-    """Small sums go to torch, whose bits are the same; here the compiled kernel itself is to be tested."""
+    """Send all sums to the compiled kernel; otherwise torch would compute small ones, with the same bits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_scatter, "sum_to_torch", lambda *_, **__: False)
         yield

@@ -1,4 +1,4 @@
-"""Segments of any shape against loops; pointers that begin late, end early, descend or leave the entries."""
+"""Segments of any shape against loops; pointers that begin late, end early, descend or exceed the entries."""
 
 import itertools
 

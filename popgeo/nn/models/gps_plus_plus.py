@@ -90,8 +90,16 @@ class GPSPlusPlus(nn.Module):
         **pairs: Tensor,
     ) -> Tensor:
         """Return predictions for each graph, [num_graphs, out_channels]; `embed` explains the arguments."""
-        masks = {"nodes_mask": nodes_mask, "edges_mask": edges_mask}
-        nodes, _, _ = self.embed(x, edge_index, edge_attr, batch, num_graphs=num_graphs, **masks, **pairs)
+        nodes, _, _ = self.embed(
+            x,
+            edge_index,
+            edge_attr,
+            batch,
+            num_graphs=num_graphs,
+            nodes_mask=nodes_mask,
+            edges_mask=edges_mask,
+            **pairs,
+        )
         return self.read_out(nodes, batch, num_graphs)
 
     def read_out(self, nodes: Tensor, batch: Tensor, num_graphs: int) -> Tensor:

@@ -97,7 +97,7 @@ def test_the_loss_of_denoising_is_the_mean_cross_entropy_of_real_rows_and_column
 
 
 class Step(nn.Module):
-    """GPS++ that predicts a number for each graph, and what atoms were."""
+    """A GPS++ that predicts a number for each graph, and the original atoms."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ CUTS = {
 
 
 class PlainAttention(nn.Module):
-    """Causal attention of four heads, in PyTorch's own words."""
+    """Causal attention of four heads in plain PyTorch."""
 
     def __init__(self) -> None:
         super().__init__()
