@@ -50,7 +50,7 @@ def is_captured() -> bool:
 
 
 def transforms_around() -> str:
-    """Return the name of the transform, trace or fake mode around the present call; empty if there is none.
+    """Return the name of the transform, trace or fake mode around the present call; empty without one.
 
     A mode that only observes operations, such as a count of FLOPs, is no transform.
 

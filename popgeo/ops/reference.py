@@ -36,7 +36,7 @@ def scatter_mul(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
 
 
 def scatter_extremum(src: Tensor, index: Tensor, num_rows: int, *, largest: bool) -> tuple[Tensor, Tensor]:
-    """Find the first largest (or smallest) entry per row and channel, and its edge; 0 and `num_edges` if there is none.
+    """Find the first largest (or smallest) entry per row and channel, and its edge; 0 and `num_edges` for an empty row.
 
     A NaN compares as neither larger nor smaller, so it is never the result, as in torch_scatter.
     """

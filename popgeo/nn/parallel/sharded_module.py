@@ -72,7 +72,7 @@ class ShardedModule(nn.Module):
         """Return the leading dimensions of each cut parameter, by name, for `num_local` shards of the layer.
 
         Raises:
-            ValueError: the layer cannot be divided into parts of so many shards.
+            ValueError: the layer cannot be divided into parts of this number of shards.
         """
         return {"weight": (num_local,)}
 
