@@ -64,7 +64,7 @@ def _of_arguments(of_call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _spread(results: Iterable[Any], wanted: Sequence[bool]) -> list[Any]:
-    """Return a list with the results at the wanted places, in order, and None at all others."""
+    """Return a list with the results, in order, at the wanted places and None elsewhere."""
     remaining = iter(results)
     return [next(remaining) if is_wanted else None for is_wanted in wanted]
 

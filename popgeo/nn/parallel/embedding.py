@@ -60,7 +60,7 @@ class ParallelEmbedding(ShardedModule):
         """
         if embedding.max_norm is not None or embedding.padding_idx is not None or embedding.scale_grad_by_freq:
             raise ValueError(
-                f"{embedding} has a padding_idx, a max_norm or scale_grad_by_freq; an embedding in shards cannot have one."
+                f"{embedding} has a padding_idx, a max_norm or scale_grad_by_freq, which embeddings in shards lack."
             )
         sharded = cls(embedding.num_embeddings, embedding.embedding_dim, num_shards, cut=cut, device="meta")
         sharded._take(embedding)
