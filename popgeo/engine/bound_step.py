@@ -97,7 +97,7 @@ class BoundStep:
         self.flatten(args, kwargs)  # rejects other shapes before anything is compiled again
         with ONE_AT_A_TIME:  # another thread may be capturing the same model
             for part in self.filters:
-                part.follow_filters(are_others=True)
+                part.follow_filters(may_be_replaced=True)
             if self.watch.needs_capture():
                 return False
             if self.watch.has_moved() and isinstance(self.runner, StepRunner):

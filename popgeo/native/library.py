@@ -1,4 +1,4 @@
-"""Finds and loads the one compiled library of popgeo, or says why it is not there."""
+"""The compiled library of popgeo: functions that find and load it, or return the reason why it is missing."""
 
 import contextlib
 import ctypes
@@ -10,28 +10,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch  # loaded first, so that the library shares torch's own OpenMP pool and obeys set_num_threads
+import torch  # imported first, so that the library shares torch's OpenMP pool and obeys set_num_threads
 from torch import Tensor
 
-import popgeo.forked  # noqa: F401  kernels of several threads would wait forever in a forked child
+import popgeo.forked  # noqa: F401  without it, kernels of several threads would wait forever in a forked child
 
 _PATH = Path(__file__).with_name("_popgeo.so")
 _CSRC = Path(__file__).with_name("csrc")
-_SETUP = Path(__file__).parents[2] / "setup.py"  # of a source folder, in which Python may run
+_SETUP = Path(__file__).parents[2] / "setup.py"  # it exists if Python runs in a source folder
 _TYPES: dict[str, Any] = {
     "": None, "P": ctypes.c_void_p, "s": ctypes.c_char_p,
     "q": ctypes.c_int64, "Q": ctypes.c_uint64, "i": ctypes.c_int, "I": ctypes.c_uint32,
 }  # fmt: skip
-_LOWEST = 1 << 40  # memory of a process is rarely at addresses below it
+_LOWEST = 1 << 40  # the memory of a process rarely has lower addresses
 _switched_off = False
 
 
 @functools.cache
 def _open() -> tuple[ctypes.CDLL | None, str]:
-    """The library and an empty string; or None, and the reason with its remedy.
+    """Return the library and an empty string; or None, and the reason with a remedy.
 
-    A source folder that Python runs in may have no library, or one that was built from other sources. The library of
-    an installed copy then serves it, if that was built from the same sources.
+    If Python runs in a source folder, the folder's library may be missing, or built from different sources. An
+    installed library is then used if it was built from the same sources.
     """
     installed = (Path(folder, *_PATH.parts[-3:]) for folder in sys.path)
     reasons = []
@@ -50,7 +50,7 @@ def _load(path: Path) -> tuple[ctypes.CDLL | None, str]:
     except OSError as error:
         return None, f"{path} could not be loaded: {error}."
     built_from = getattr(library, "popgeo_sources", None)
-    is_same = built_from is not None and built_from() & 0xFFFFFFFF == sources_checksum()  # C's number has a sign here
+    is_same = built_from is not None and built_from() & 0xFFFFFFFF == sources_checksum()  # ctypes returns a signed int
     return (library, "") if is_same else (None, f"{path} was built from other sources than these.")
 
 
@@ -65,13 +65,13 @@ def _remedy() -> str:
 
 @functools.cache
 def _warn_once(reason: str) -> None:
-    """Warns that a source folder runs without kernels; whoever installed popgeo without a compiler knows."""
+    """Warn that a source folder runs without kernels; after an installation without a compiler there is no warning."""
     if _SETUP.is_file():
         warnings.warn(f"popgeo runs without its compiled kernels, which is slower. {reason}", stacklevel=2)
 
 
 def sources_checksum() -> int:
-    """Of the C++ files that belong to these Python files; `setup.py` builds the same into the library."""
+    """Return the checksum of the C++ files next to this file; `setup.py` builds the same number into the library."""
     return zlib.crc32(b"".join(path.read_bytes() for path in sorted(_CSRC.glob("*.[ch]*"))))
 
 
@@ -87,30 +87,30 @@ def _bind(name: str, argtypes: str, restype: str) -> Callable[..., Any] | None:
 
 
 def function(name: str, argtypes: str, restype: str = "") -> Callable[..., Any] | None:
-    """A C function of the library, or None if the caller must take its pure-torch path.
+    """Return a C function of the library, or None if the caller must use pure torch.
 
-    Types are letters, as in `struct`: "P" an address, "s" bytes, "q" and "Q" numbers of 64 bits, "i" and "I" of 32, in
-    upper case without a sign. A function that returns nothing has an empty `restype`.
+    Types are letters, as in `struct`: "P" is an address, "s" bytes, "q" and "Q" are integers of 64 bits, "i" and "I" of
+    32 bits; upper case means unsigned. A function that returns nothing has an empty `restype`.
 
-    Ask at each call (the answer is cached): `without_native` must be able to change it.
+    Call it for each use (the result is cached), because `without_native` may change the result.
     """
     return None if _switched_off else _bind(name, argtypes, restype)
 
 
 def packed(name: str) -> Callable[[bytes], int] | None:
-    """A C function that takes one structure of 64-bit numbers, or None if the caller must take its pure-torch path.
+    """Return a C function of one structure of 64-bit numbers, or None if the caller must use pure torch.
 
-    `struct.pack` and one argument take a fifth of the time that ctypes needs for fourteen.
+    `struct.pack` and one argument take a fifth of the time that ctypes needs for fourteen arguments.
     """
     return None if _switched_off else _bind(name, "s", "q")
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where the elements of a tensor lie, for a C function to read them; 0 for None.
+    """Return the address of a tensor's elements for a C function; 0 for None.
 
     Raises:
-        ValueError: they lie nowhere: the tensor wraps another one, or its memory was given back; or what lies there is
-            to be negated.
+        ValueError: the tensor has no memory, because it wraps another tensor or its memory was freed; or it is a
+            negated view of another tensor.
 
     Example:
         >>> address(torch.empty(2, device="meta"))
@@ -121,7 +121,7 @@ def address(tensor: Tensor | None) -> int:
     if tensor is None:
         return 0
     place = tensor.data_ptr()
-    # A view into memory that was freed is at its offset from address 0.
+    # The address of a view into freed memory is its offset.
     if place < _LOWEST and tensor.numel() and place == tensor.storage_offset() * tensor.element_size():
         where = f"A {type(tensor).__name__} of shape {list(tensor.shape)} on {tensor.device}"
         raise ValueError(f"{where} has no memory of its own. Pass a plain tensor with values.")
@@ -131,7 +131,7 @@ def address(tensor: Tensor | None) -> int:
 
 
 def as_read(tensor: Tensor) -> Tensor:
-    """The tensor contiguous, at an address that its type allows: one over the bytes of a file may begin at any byte.
+    """Return the tensor contiguous and aligned; a tensor over the bytes of a file may begin at any byte.
 
     Example:
         >>> as_read(torch.frombuffer(bytearray(9), dtype=torch.int64, offset=1))
@@ -142,7 +142,7 @@ def as_read(tensor: Tensor) -> Tensor:
 
 
 def is_available() -> bool:
-    """Whether the compiled library is in use.
+    """Check whether the compiled library is in use.
 
     Example:
         >>> from popgeo.native import library
@@ -153,13 +153,13 @@ def is_available() -> bool:
 
 
 def reason() -> str:
-    """Why the compiled library is not in use; empty when it is."""
+    """Return the reason why the compiled library is not in use; empty if it is."""
     return "It is switched off by without_native()." if _switched_off else _open()[1]
 
 
 @contextlib.contextmanager
 def without_native() -> Iterator[None]:
-    """Runs a block as on a machine without a compiler; results are the same, only slower. For tests and benchmarks."""
+    """Run a block without the compiled library: with the same results, but slower. For tests and benchmarks."""
     global _switched_off
     before, _switched_off = _switched_off, True
     try:

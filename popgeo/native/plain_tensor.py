@@ -1,4 +1,4 @@
-"""The door for tensors that compiled code will read: plain ones, of numbers that lie in memory."""
+"""Checks of tensors that compiled code reads: plain tensors of numbers in memory."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def plain_tensor(name: str, value: Any) -> Tensor:
-    """A tensor as one of torch's own class, outside of any gradient; of PyG's classes the tensor that they hold.
+    """Return a plain tensor of torch's own class, without a gradient; PyG's tensor classes are unwrapped.
 
     Args:
-        name: What it is called in an error.
-        value: The tensor.
+        name: Name of the tensor in an error.
+        value: Tensor to check.
 
     Raises:
-        ValueError: it is of a different class or layout, or it holds no values.
+        ValueError: the tensor has a different class or layout, or holds no values.
 
     Example:
         >>> from torch_geometric import EdgeIndex
@@ -27,7 +27,7 @@ def plain_tensor(name: str, value: Any) -> Tensor:
     kind = type(value)
     if kind is Tensor and not value.requires_grad and value.is_cpu and value.layout is torch.strided:
         if lies_in_memory(value) and not (value.is_neg() or value.is_conj() or value.is_quantized):
-            return value  # nearly always
+            return value  # the usual case
     elif kind.__module__.startswith("torch_geometric.") and hasattr(value, "as_tensor"):
         value = value.as_tensor()
     if type(value) not in _PLAIN or value.layout is not torch.strided or value.is_quantized or value.is_nested:
@@ -39,7 +39,7 @@ def plain_tensor(name: str, value: Any) -> Tensor:
 
 
 def lies_in_memory(tensor: Tensor) -> bool:
-    """Check quickly that a tensor lies in memory; False also for some that do, which `require_memory` looks at.
+    """Check quickly that a tensor lies in memory; a False may be wrong, so that `require_memory` must check again.
 
     Example:
         >>> tensor = torch.ones(6)
@@ -52,7 +52,7 @@ def lies_in_memory(tensor: Tensor) -> bool:
 
 
 def require_memory(name: str, tensor: Tensor) -> None:
-    """Check that all elements of a tensor lie in memory, so that reading them cannot end the process.
+    """Check that all elements of a tensor lie in memory, so that reading them cannot crash the process.
 
     Raises:
         ValueError: the tensor is on the meta device, or its storage was freed or made smaller.

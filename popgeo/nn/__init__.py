@@ -1,4 +1,4 @@
-"""Models, their parts and their losses: results never depend on padding."""
+"""Models, their layers, losses and metrics; results never depend on padding. `__init__.pyi` lists the names."""
 
 from popgeo.lazy_names import lazy_names as _lazy_names
 

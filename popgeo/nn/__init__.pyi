@@ -1,4 +1,4 @@
-"""The public names: each is imported when it is first used."""
+"""The public names of `popgeo.nn`, each imported at its first use: plain imports would load PyG at once (seconds)."""
 
 from popgeo.nn.atom_targets import element_energies as element_energies
 from popgeo.nn.atom_targets import matrix_to_voigt as matrix_to_voigt

@@ -1,4 +1,4 @@
-"""Which atoms interact, as the blocks of a model of atoms need it: both ends, directions, and sums over neighbors."""
+"""The edges between atoms as the blocks of a model need them: both ends, directions, and sums over neighbors."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,15 @@ from popgeo.ops.eager import is_direct
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:
-    """Who interacts, as every block needs it."""
+    """The pairs of atoms that interact, with the plans that all blocks share.
+
+    Attributes:
+        neighbor: Neighbor of each edge. [num_edges]
+        centre: Center of each edge. [num_edges]
+        half_list: Whether each edge represents both directions.
+        plan: Plans of both ends; None in captured code.
+        reverse_plan: Plans of the edges in the opposite direction; None in captured code.
+    """
 
     neighbor: Tensor
     centre: Tensor
@@ -21,18 +29,18 @@ class Edges:
 
     @classmethod
     def of(cls, edge_index: Tensor, num_nodes: int, half_list: bool, with_plans: bool = True) -> "Edges":
-        """Plans are made once for all blocks; under capture the compiler makes its own."""
+        """Return the edges, with plans unless code is captured: the compiler makes its own."""
         plan = EdgePlan.from_edge_index(edge_index, num_nodes) if with_plans and is_direct() else None
         reverse = None if plan is None else EdgePlan(src=plan.dst, dst=plan.src)
         return cls(neighbor=edge_index[0], centre=edge_index[1], half_list=half_list, plan=plan, reverse_plan=reverse)
 
     def convolve(self, x: Tensor, w: Tensor, odd: bool = False) -> Tensor:
-        """Sums x_j * w_ij over the neighbors j of each atom i.
+        """Sum x_j * w_ij over the neighbors j of each atom i.
 
         Args:
-            x: What each atom sends. [num_nodes, channels]
+            x: Features that each atom sends. [num_nodes, channels]
             w: Filter of each edge. [num_edges, channels]
-            odd: Whether the filter changes its sign where the two ends change places; matters for a half list only.
+            odd: Whether the filter changes its sign in the other direction; it matters for a half list only.
 
         Returns:
             The sums. [num_nodes, channels]
@@ -45,14 +53,14 @@ class Edges:
 
 
 def directions(pos: Tensor, edge_index: Tensor, r: Tensor, cutoff: float, edge_shift: Tensor | None = None) -> Tensor:
-    """Unit vectors from each edge's centre to its neighbor; zero if it is absent or both are in one place.
+    """Return unit vectors from each edge's center to its neighbor; zero for absent edges and for edges of length 0.
 
     Args:
         pos: Positions. [num_nodes, 3]
-        edge_index: Neighbor and centre of each edge. [2, num_edges]
-        r: Lengths, the cutoff where the edge is absent. [num_edges]
+        edge_index: Neighbor and center of each edge. [2, num_edges]
+        r: Lengths; the cutoff for an absent edge. [num_edges]
         cutoff: Longest edge.
-        edge_shift: Added to the neighbor's position. [num_edges, 3]
+        edge_shift: Vector to add to the neighbor's position. [num_edges, 3]
 
     Returns:
         [num_edges, 3]
@@ -66,5 +74,5 @@ def directions(pos: Tensor, edge_index: Tensor, r: Tensor, cutoff: float, edge_s
     real = ((r < cutoff) & (r > 0)).unsqueeze(1)  # [num_edges, 1]
     vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])
     vector = (vector if edge_shift is None else vector + edge_shift).to(r.dtype)
-    # Masked before the division, so that whatever is in a padding node has no gradient either.
+    # Masked before the division, so that padding nodes have no gradient, whatever they hold.
     return torch.where(real, vector, 0.0) / torch.where(real, r.unsqueeze(1), 1.0)

@@ -1,31 +1,31 @@
-"""What a potential is trained on, as people write it by hand: energies of elements, and stress in its two forms."""
+"""Targets of a potential's training: energies of elements, and stress as a matrix or in Voigt's order."""
 
 import torch
 from torch import Tensor
 
-MAX_Z = 100  # atomic numbers that a model of atoms embeds, 0 for padding included
-_VOIGT = [0, 4, 8, 5, 2, 1]  # xx, yy, zz, yz, xz, xy among the nine entries of a matrix
-_MATRIX = [0, 5, 4, 5, 1, 3, 4, 3, 2]  # the nine among those six
+MAX_Z = 100  # number of embeddings in a model of atoms; atomic number 0 is padding
+_VOIGT = [0, 4, 8, 5, 2, 1]  # places of xx, yy, zz, yz, xz, xy among the nine entries of a matrix
+_MATRIX = [0, 5, 4, 5, 1, 3, 4, 3, 2]  # places of the nine entries in Voigt's order
 
 
 def element_energies(
     z: Tensor, batch: Tensor, energy: Tensor, weight: Tensor | None = None, fixed: Tensor | None = None
 ) -> Tensor:
-    """The energy of an atom of each element that explains a dataset best, by least squares: MACE's `E0s="average"`.
+    """Compute the energy per atom of each element that fits a dataset best, as MACE's `E0s="average"`.
 
-    A model that has them as its `atomref` only learns what binds the atoms. The least squares are solved by a singular
-    value decomposition of the compositions themselves, which does not square their condition number.
+    A model with these energies as its `atomref` learns only the binding energy. A singular value decomposition of the
+    compositions solves the least-squares problem, which does not square their condition number.
 
     Args:
         z: Atomic numbers of all structures; 0 is padding. [num_atoms]
-        batch: The structure of each atom. [num_atoms]
-        energy: Of each structure; NaN is unknown. [num_graphs] or [num_graphs, 1]
-        weight: How much each structure counts. [num_graphs]
-        fixed: Energies that stay as they are; NaN for those to find. [100]
+        batch: Structure of each atom. [num_atoms]
+        energy: Energy of each structure; NaN if unknown. [num_graphs] or [num_graphs, 1]
+        weight: Weight of each structure. [num_graphs]
+        fixed: Energies that are already known; NaN for energies to find. [100]
 
     Returns:
-        In the unit of `energy`; 0 for elements that do not occur. If compositions do not tell elements apart, as in
-        pure water, the smallest energies that explain it. [100]
+        Energies in the unit of `energy`; 0 for elements that do not occur. If compositions do not distinguish
+        elements, as in pure water, the smallest energies that fit. [100]
 
     Raises:
         ValueError: an atom has a number that models do not embed, or belongs to no structure, or an energy in `fixed`
@@ -45,7 +45,7 @@ def element_energies(
     if batch.numel() and int(batch.max()) >= num_graphs:
         raise ValueError(f"An atom belongs to structure {int(batch.max())}, but there are {num_graphs} energies.")
     if fixed is not None and bool(fixed.isinf().any()):
-        raise ValueError("fixed has an infinite energy; energies are numbers, and NaN for elements that are sought.")
+        raise ValueError("fixed has an infinite energy; pass finite energies, and NaN for the elements to find.")
     counts = torch.bincount(batch.long() * MAX_Z + z, minlength=num_graphs * MAX_Z).view(num_graphs, MAX_Z).double()
     given = torch.zeros(MAX_Z).double() if fixed is None else fixed.double().nan_to_num(0.0)
     left = energy.flatten().double() - counts @ given
@@ -60,7 +60,7 @@ def element_energies(
 
 
 def voigt_to_matrix(stress: Tensor) -> Tensor:
-    """Stress as a symmetric matrix, from Voigt's order xx, yy, zz, yz, xz, xy. [..., 6] -> [..., 3, 3]
+    """Return stress as a symmetric matrix, from Voigt's order xx, yy, zz, yz, xz, xy: [..., 6] -> [..., 3, 3].
 
     Raises:
         ValueError: there are not six entries.
@@ -77,10 +77,10 @@ def voigt_to_matrix(stress: Tensor) -> Tensor:
 
 
 def matrix_to_voigt(stress: Tensor) -> Tensor:
-    """Stress in Voigt's order xx, yy, zz, yz, xz, xy, as ASE has it. [..., 3, 3] -> [..., 6]
+    """Return stress in Voigt's order xx, yy, zz, yz, xz, xy, which ASE uses: [..., 3, 3] -> [..., 6].
 
     Raises:
-        ValueError: it is not a matrix of three rows.
+        ValueError: the last two dimensions are not 3 and 3.
 
     Example:
         >>> matrix_to_voigt(torch.tensor([[1.0, 6.0, 5.0], [6.0, 2.0, 4.0], [5.0, 4.0, 3.0]]))

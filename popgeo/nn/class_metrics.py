@@ -1,4 +1,4 @@
-"""Metrics of classes, counted from one confusion matrix over the real rows with known labels.
+"""Metrics of classes, computed from one confusion matrix of the real rows with known labels.
 
 Names and averages follow `torchmetrics.functional`. Shapes are static, so a captured step may compute them.
 """
@@ -16,17 +16,17 @@ from popgeo.ops.refusals import check_choice
 def confusion_matrix(
     input: Tensor, target: Tensor, mask: Tensor | None = None, num_classes: int | None = None, threshold: float = 0.5
 ) -> Tensor:
-    """How many rows of each class are predicted as each class.
+    """Count the rows of each class that are predicted as each class.
 
     Args:
         input: Logits [rows, num_classes], logits of class 1 [rows], or predicted classes as integers [rows].
-        target: Classes, NaN if not known. [rows]
+        target: Classes, NaN if unknown. [rows]
         mask: True where the row is real. [rows]
-        num_classes: How many classes there are, where `input` is integers.
-        threshold: The probability from which on class 1 is predicted, where `input` is logits [rows].
+        num_classes: Number of classes; required if `input` holds integers.
+        threshold: Probability above which class 1 is predicted; used if `input` holds logits [rows].
 
     Returns:
-        Counts: row is the class, column the prediction; all NaN if a prediction is. [num_classes, num_classes]
+        Counts: row is the class, column the prediction; all NaN if a prediction is NaN. [num_classes, num_classes]
 
     Raises:
         ValueError: the shapes differ, `num_classes` is missing, or a real row has a class that does not exist.
@@ -40,7 +40,7 @@ def confusion_matrix(
     if target.dim() != 1 or input.shape[:1] != target.shape or input.dim() > 2:
         raise ValueError(
             f"input has shape {tuple(input.shape)}, target {tuple(target.shape)}; pass logits [rows, num_classes] or "
-            "[rows], or predicted classes [rows], and classes [rows]. mean_over_tasks takes several tasks."
+            "[rows], or predicted classes [rows], and classes [rows]. For several tasks use mean_over_tasks."
         )
     if input.dim() == 2:
         predicted, num_classes = input.argmax(1), input.size(1)
@@ -53,7 +53,7 @@ def confusion_matrix(
     known = known_labels(target, mask)
     one, classes = require_classes(torch.where(known, target, 0), num_classes, torch.ones((), device=input.device))
     one, predicted = require_classes(torch.where(known, predicted, 0), num_classes, one, "input")
-    rows = known.long()  # float32 counts no further than 2**24
+    rows = known.long()  # float32 counts only up to 2**24
     counts = rows.new_zeros(num_classes**2).index_add(0, classes * num_classes + predicted, rows) * one
     is_nan = input.isnan().view(len(input), -1).any(1) & known
     return torch.where(is_nan.any(), torch.nan, counts.view(num_classes, num_classes))
@@ -67,7 +67,7 @@ def precision(
     num_classes: int | None = None,
     threshold: float = 0.5,
 ) -> Tensor:
-    """Of the rows predicted as a class, the share that are of it; arguments as in `f1_score`.
+    """Compute the share of correct rows among the rows predicted as a class; `f1_score` explains the arguments.
 
     Example:
         >>> precision(torch.tensor([2.0, 1.0, -1.0]), torch.tensor([1, 0, 1]))
@@ -85,7 +85,7 @@ def recall(
     num_classes: int | None = None,
     threshold: float = 0.5,
 ) -> Tensor:
-    """Of the rows of a class, the share that are predicted as it; arguments as in `f1_score`.
+    """Compute the share of correct rows among the rows of a class; `f1_score` explains the arguments.
 
     Example:
         >>> recall(torch.tensor([2.0, 1.0, 3.0, -1.0]), torch.tensor([1, 0, 1, 1]))
@@ -103,23 +103,25 @@ def f1_score(
     num_classes: int | None = None,
     threshold: float = 0.5,
 ) -> Tensor:
-    """The harmonic mean of precision and recall.
+    """Compute the harmonic mean of precision and recall.
 
     Args:
-        input: As in `confusion_matrix`. With logits [rows] the score is that of class 1, and `average` is not used.
-        target: Classes, NaN if not known. [rows]
+        input: Logits [rows, num_classes], logits of class 1 [rows], or predicted classes as integers [rows]. With
+            logits [rows] the result is the score of class 1, and `average` has no effect.
+        target: Classes, NaN if unknown. [rows]
         mask: True where the row is real. [rows]
         average: `"micro"` counts all rows together, which gives the accuracy; `"macro"` is the mean over the classes
             that occur or are predicted; `"weighted"` weights the mean by the rows of each class; `"none"` or None
             returns the score of each class, 0 for a class that does not occur.
-        num_classes: See `confusion_matrix`.
-        threshold: See `confusion_matrix`.
+        num_classes: Number of classes; required if `input` holds integers.
+        threshold: Probability above which class 1 is predicted; used if `input` holds logits [rows].
 
     Returns:
-        Between 0 and 1; NaN if a prediction is. [], or [num_classes] without an average
+        A score between 0 and 1; NaN if a prediction is NaN. [], or [num_classes] without an average
 
     Raises:
-        ValueError: see `confusion_matrix`; or there is no such average.
+        ValueError: the average is unknown, the shapes differ, `num_classes` is missing, or a real row has a class that
+            does not exist.
 
     Example:
         >>> logits = torch.eye(3)[[0, 1, 1, 2]]
@@ -131,7 +133,7 @@ def f1_score(
 
 
 def _averaged(part: Tensor, whole: Tensor, counts: Tensor, average: str | None, input: Tensor) -> Tensor:
-    """The ratios of each class, or what is made of them."""
+    """Return the ratio of each class, or the average of these ratios."""
     check_choice("average", average, ("micro", "macro", "weighted", "none", None))
     ratios = _ratio(part, whole)
     if input.dim() == 1 and input.is_floating_point():  # scores of one class
@@ -146,5 +148,5 @@ def _averaged(part: Tensor, whole: Tensor, counts: Tensor, average: str | None, 
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """A share; 0 of nothing."""
+    """Return part / whole, and 0 where the whole is 0."""
     return torch.where(whole == 0, 0.0, part / torch.where(whole == 0, 1.0, whole))

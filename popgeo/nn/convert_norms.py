@@ -1,4 +1,4 @@
-"""Models with torch's norms of batches, made to leave padding out: each norm finds the mask in the model's call."""
+"""Conversion of torch's batch norms to norms without padding: each norm finds its mask in the model's arguments."""
 
 import copy
 import functools
@@ -12,25 +12,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from popgeo.nn.norm import BatchNorm, batch_normalized
 
 _MASKS = ("nodes_mask", "edges_mask", "graphs_mask")
-_OF_A_GRAPH = ("GraphNorm", "InstanceNorm", "LayerNorm", "MeanSubtractionNorm", "PairNorm")  # PyG's
+_GRAPH_NORMS = ("GraphNorm", "InstanceNorm", "LayerNorm", "MeanSubtractionNorm", "PairNorm")  # of PyG
 
 
 class RealBatchNorm(nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d` over real rows only, within a model that `convert_norms` has returned."""
+    """A `torch.nn.BatchNorm1d` over real rows only, as a part of a model that `convert_norms` returns."""
 
     name = ""
     masks: Mapping[str, Tensor] = {}
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return normalised features; the mask is the one of the call that has as many rows.
+        """Return normalised features; the mask is the model's argument with the same number of rows.
 
-        In evaluation with running statistics no row depends on another one, so no mask is needed.
+        In evaluation with running statistics no row depends on another row, so no mask is needed.
 
         Args:
             input: Features. [rows, channels]
 
         Raises:
-            ValueError: no mask of the call has as many rows, or several have; the message names the norm.
+            ValueError: no mask, or more than one mask, has the same number of rows; the message names the norm.
         """
         fitting = [name for name, mask in self.masks.items() if input.dim() == 2 and len(mask) == len(input)]
         if len(fitting) != 1 and not self.training and self.running_mean is not None:
@@ -46,18 +46,18 @@ class RealBatchNorm(nn.BatchNorm1d):
 
 
 def convert_norms(model: nn.Module) -> nn.Module:
-    """A copy of a model whose norms of batches leave padding out; its `state_dict` has the keys of the model's own.
+    """Return a copy of a model with batch norms that leave padding out; its `state_dict` has the same keys.
 
-    Each `torch.nn.BatchNorm1d`, also inside PyG's `BatchNorm`, takes the mask from the arguments of the model's call:
-    `nodes_mask`, `edges_mask` or `graphs_mask`, by itself or as an attribute of a batch. PyG's norms over the nodes of
-    a graph stay as they are; they must get `batch`, without which they average over padding too.
+    Each `torch.nn.BatchNorm1d`, also inside PyG's `BatchNorm`, takes its mask from the arguments of the model's call:
+    `nodes_mask`, `edges_mask` or `graphs_mask`, as an argument or as an attribute of a batch. PyG's norms over the
+    nodes of a graph stay unchanged; they need `batch`, because without it they average over padding too.
 
     Args:
-        model: Its `forward` takes a batch, or masks by these names.
+        model: Model whose `forward` takes a batch, or masks by these names.
 
     Raises:
-        ValueError: the statistics of a norm count padding and it cannot be converted; or, in a call, there is no mask,
-            or not exactly one that fits a norm, or a norm over graphs does not get `batch`.
+        ValueError: the statistics of a norm count padding and it cannot be converted; or, in a call, the number of
+            masks that fit a norm is not one, or a norm over graphs gets no `batch`.
 
     Example:
         >>> class Net(nn.Module):
@@ -72,7 +72,7 @@ def convert_norms(model: nn.Module) -> nn.Module:
         tensor([-1.0000,  1.0000])
     """
     own = {id(one.module) for one in model.modules() if isinstance(one, BatchNorm)}
-    copies: dict[int, Any] = {}  # deepcopy puts them wherever the model refers to a norm
+    copies: dict[int, Any] = {}  # deepcopy takes these instead of the norms
     for name, norm in model.named_modules():
         kind = _kind_of_pyg(norm)
         if type(norm) is nn.BatchNorm1d and id(norm) not in own:
@@ -87,23 +87,23 @@ def convert_norms(model: nn.Module) -> nn.Module:
             )
     model = copy.deepcopy(model, copies)
     for name, norm in model.named_modules():
-        if _kind_of_pyg(norm) in _OF_A_GRAPH and getattr(norm, "mode", "graph") == "graph":
+        if _kind_of_pyg(norm) in _GRAPH_NORMS and getattr(norm, "mode", "graph") == "graph":
             norm.register_forward_pre_hook(functools.partial(_require_batch, name), with_kwargs=True)
-    model.register_forward_pre_hook(_hand_out, with_kwargs=True)
-    model.register_forward_hook(_take_back, always_call=True)
+    model.register_forward_pre_hook(_set_masks, with_kwargs=True)
+    model.register_forward_hook(_remove_masks, always_call=True)
     return model
 
 
 def _kind_of_pyg(norm: nn.Module) -> str:
-    """The class of one of PyG's norms; empty for other modules."""
+    """Return the class name of a norm of PyG; empty for other modules."""
     return type(norm).__name__ if type(norm).__module__.startswith("torch_geometric.nn.norm.") else ""
 
 
 def _require_batch(name: str, norm: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """The hook of a norm over the nodes of a graph.
+    """Check, as the hook of a norm over the nodes of a graph, that it gets the graph of each row.
 
     Raises:
-        ValueError: the norm does not get the graph of each row.
+        ValueError: the norm gets no `batch`.
     """
     if inspect.signature(norm.forward).bind(*args, **kwargs).arguments.get("batch") is None:
         raise ValueError(
@@ -112,8 +112,8 @@ def _require_batch(name: str, norm: nn.Module, args: Sequence[Any], kwargs: Mapp
         )
 
 
-def _hand_out(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Gives the norms the masks of a call."""
+def _set_masks(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Give the norms the masks of a call."""
     given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     found: dict[str, Tensor] = {}
     for part in (given, *given.values()):
@@ -125,8 +125,8 @@ def _hand_out(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
             norm.masks = found
 
 
-def _take_back(model: nn.Module, *call: Any) -> None:
-    """Leaves no tensor of a call in the norms."""
+def _remove_masks(model: nn.Module, *call: Any) -> None:
+    """Remove the masks of a call from the norms."""
     for norm in model.modules():
         if isinstance(norm, RealBatchNorm):
             vars(norm).pop("masks", None)

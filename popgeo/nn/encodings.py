@@ -1,4 +1,4 @@
-"""Positional encodings for graph transformers, computed once for each graph: PyG's transforms, in fixed shapes."""
+"""Positional encodings for graph transformers, computed once for each graph, as PyG's transforms of fixed shape."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from popgeo.ops.refusals import check_least
 
 
 class _Encoding(BaseTransform):
-    """Sets an attribute of each graph; shows its choices, but for the attribute's name."""
+    """A transform that sets an attribute of each graph; `repr` shows its settings without the attribute's name."""
 
     name: str
 
@@ -22,17 +22,17 @@ class _Encoding(BaseTransform):
 
 
 class RandomWalkEncoding(_Encoding):
-    """How likely a random walk is back where it started after 1, 2, ... steps (arXiv:2110.07875, eq. 12).
+    """The probabilities that a random walk is back at its start after 1, 2, ... steps (arXiv:2110.07875, eq. 12).
 
     If the graph has `edge_weight`, a walk takes an edge with a probability in proportion to its weight. (PyG's
     transform divides 1, instead of the weight, by the sum of weights.)
 
     Args:
-        num_steps: Longest walk.
-        name: The attribute to set. [num_nodes, num_steps]
+        num_steps: Steps of the longest walk.
+        name: Attribute to set. [num_nodes, num_steps]
 
     Raises:
-        ValueError: fewer than one step; or, when called, weights of edges are negative or do not fit.
+        ValueError: there is no step; or, in a call, weights of edges are negative or do not fit.
 
     Example:
         >>> path = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
@@ -47,7 +47,7 @@ class RandomWalkEncoding(_Encoding):
         self.num_steps, self.name = num_steps, name
 
     def forward(self, data: Data) -> Data:
-        """Sets the attribute; PyG copies the graph beforehand."""
+        """Set the attribute of a graph, which PyG has copied before."""
         adjacency = _adjacency(data).toarray()
         degree = adjacency.sum(1, keepdims=True)
         step = adjacency / np.where(degree > 0, degree, 1)  # D^-1 A
@@ -60,19 +60,20 @@ class RandomWalkEncoding(_Encoding):
 
 
 class LaplacianEncoding(_Encoding):
-    """The graph's slowest waves: eigenvectors of I - D^-1/2 A D^-1/2 (arXiv:2012.09699, eq. 5), and their eigenvalues.
+    """The eigenvectors of I - D^-1/2 A D^-1/2 with the smallest eigenvalues, and these (arXiv:2012.09699, eq. 5).
 
-    The first, which is known beforehand, is left out. Of each vector the largest entry is positive, and of several the
-    first, so that the same graph has the same encoding; a model that should not care draws signs in training. A graph
-    of fewer nodes has zeros for what is missing. If the graph has `edge_weight`, A holds the weights.
+    The first eigenvector, which is known beforehand, is left out. The largest entry of each vector is positive, or the
+    first of several largest entries, so that the same graph has the same encoding. To train a model that does not
+    depend on signs, use `draw_signs`. If a graph has too few nodes, zeros stand for the missing vectors. If it has
+    `edge_weight`, A holds the weights.
 
     Args:
-        num_vectors: How many.
-        name: The attribute to set; that of the eigenvalues, the same for all nodes of a graph, is `NAME_values`.
+        num_vectors: Number of eigenvectors.
+        name: Attribute to set; the eigenvalues, the same for all nodes of a graph, are in `NAME_values`.
             [num_nodes, num_vectors]
 
     Raises:
-        ValueError: fewer than one vector; or, when called, weights of edges are negative or do not fit.
+        ValueError: there is no vector; or, in a call, weights of edges are negative or do not fit.
 
     Example:
         >>> path = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
@@ -86,7 +87,7 @@ class LaplacianEncoding(_Encoding):
         self.num_vectors, self.name = num_vectors, name
 
     def forward(self, data: Data) -> Data:
-        """Sets both attributes; PyG copies the graph beforehand."""
+        """Set both attributes of a graph, which PyG has copied before."""
         adjacency = _adjacency(data).toarray()
         adjacency = np.maximum(adjacency, adjacency.T)
         degree = adjacency.sum(1)
@@ -104,17 +105,18 @@ class LaplacianEncoding(_Encoding):
 
 
 class ShortestPaths(_Encoding):
-    """How many edges apart each node and every other of its graph are (arXiv:2106.05234, sec. 3.1.2).
+    """The number of edges on the shortest path between each two nodes of a graph (arXiv:2106.05234, sec. 3.1.2).
 
-    One row for each node, one column for each place in its graph, so that graphs of all sizes share a batch.
+    There is a row for each node and a column for each place in its graph, so that graphs of all sizes share a batch.
 
     Args:
         max_num_nodes: Nodes of the largest graph.
-        max_hops: Longer distances count as this; pairs without a path as one more.
-        name: The attribute to set; absent nodes have `max_hops + 2`. uint8 [num_nodes, max_num_nodes]
+        max_hops: Largest number of edges that is distinguished. Longer paths have this number, and pairs without a path
+            one more.
+        name: Attribute to set; absent nodes have `max_hops + 2`. uint8 [num_nodes, max_num_nodes]
 
     Raises:
-        ValueError: fewer than one node or hop, more than 253 hops, or, when called, a graph is too large.
+        ValueError: there is no node or no hop, or more than 253 hops; or, in a call, a graph is too large.
 
     Example:
         >>> path = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), num_nodes=3)
@@ -131,8 +133,8 @@ class ShortestPaths(_Encoding):
             raise ValueError(f"max_hops is {max_hops}; at most 253 fit a byte next to the two numbers of absent paths.")
 
     def forward(self, data: Data) -> Data:
-        """Sets the attribute; PyG copies the graph beforehand."""
-        num_nodes = _fits(data, self.max_num_nodes)
+        """Set the attribute of a graph, which PyG has copied before."""
+        num_nodes = _checked_size(data, self.max_num_nodes)
         hops = shortest_path(_adjacency(data, weighted=False), unweighted=True)
         hops = np.where(np.isinf(hops), self.max_hops + 1, np.minimum(hops, self.max_hops))
         absent = ((0, 0), (0, self.max_num_nodes - num_nodes))
@@ -141,14 +143,14 @@ class ShortestPaths(_Encoding):
 
 
 class PairDistances(_Encoding):
-    """How far each node and every other of its graph are apart in space, laid out as in `ShortestPaths`.
+    """The distance in space between each two nodes of a graph, in the layout of `ShortestPaths`.
 
     Args:
         max_num_nodes: Nodes of the largest graph.
-        name: The attribute to set, in the unit of `pos`; 0 for absent nodes. [num_nodes, max_num_nodes]
+        name: Attribute to set, in the unit of `pos`; 0 for absent nodes. [num_nodes, max_num_nodes]
 
     Raises:
-        ValueError: fewer than one node, or, when called, a graph is too large or has no positions.
+        ValueError: there is no node; or, in a call, a graph is too large or has no positions.
 
     Example:
         >>> pair = Data(pos=torch.tensor([[0.0, 0, 0], [0, 3, 4]]))
@@ -162,17 +164,19 @@ class PairDistances(_Encoding):
         self.max_num_nodes, self.name = max_num_nodes, name
 
     def forward(self, data: Data) -> Data:
-        """Sets the attribute; PyG copies the graph beforehand."""
+        """Set the attribute of a graph, which PyG has copied before."""
         if data.pos is None:
             raise ValueError("The graph has no pos, so it has no distances. Add pos, or leave PairDistances out.")
-        num_nodes = _fits(data, self.max_num_nodes)
+        num_nodes = _checked_size(data, self.max_num_nodes)
         distance = torch.linalg.vector_norm(data.pos.unsqueeze(1) - data.pos, dim=2)
         data[self.name] = torch.nn.functional.pad(distance, (0, self.max_num_nodes - num_nodes))
         return data
 
 
 def draw_signs(encoding: Tensor, batch: Tensor, num_graphs: int, training: bool) -> Tensor:
-    """In training, each graph's eigenvectors with random signs, which mean nothing; otherwise as they are.
+    """Return eigenvectors with a random sign for each graph and vector in training, and unchanged otherwise.
+
+    The sign of an eigenvector is arbitrary, so a model should not depend on it.
 
     Args:
         encoding: Eigenvectors. [num_nodes, num_vectors]
@@ -191,10 +195,10 @@ def draw_signs(encoding: Tensor, batch: Tensor, num_graphs: int, training: bool)
 
 
 def _adjacency(data: Data, weighted: bool = True) -> csr_matrix:
-    """Return how many edges run from a row's node to a column's, or the sum of their weights. [num_nodes, num_nodes]
+    """Return the number of edges from each node to each node, or the sum of their weights. [num_nodes, num_nodes].
 
     Raises:
-        ValueError: there is not one weight for each edge, or a weight is negative or no finite number.
+        ValueError: the number of weights is not the number of edges, or a weight is negative or not finite.
     """
     row, col = data.edge_index.numpy()
     weight = np.ones(len(row))
@@ -208,7 +212,7 @@ def _adjacency(data: Data, weighted: bool = True) -> csr_matrix:
     return csr_matrix((weight, (row, col)), shape=(data.num_nodes, data.num_nodes))
 
 
-def _fits(data: Data, max_num_nodes: int) -> int:
+def _checked_size(data: Data, max_num_nodes: int) -> int:
     if data.num_nodes > max_num_nodes:
         raise ValueError(f"The graph has {data.num_nodes} nodes, max_num_nodes is {max_num_nodes}. Raise it.")
     return data.num_nodes

@@ -1,4 +1,4 @@
-"""How high the true entity of a triple ranks among all others: filtered, and in bounded memory."""
+"""The rank of a triple's true entity among all other entities: filtered, and in bounded memory."""
 
 import copy
 
@@ -11,13 +11,13 @@ from popgeo.ops.refusals import check_least, refuse_index
 
 
 class KnownTriples:
-    """Which entities are known to complete a query, to be left out when another one is ranked.
+    """The known answers of each query, which are left out when another answer is ranked.
 
     Args:
-        triples: All that are known: of training, validation and test. int64 [num_triples, 3]
+        triples: All known triples, of training, validation and test. int64 [num_triples, 3]
         num_nodes: Entities.
         num_relations: Relations.
-        side: Which end is asked for.
+        side: End of the triple that queries ask for.
 
     Raises:
         ValueError: a triple is out of range.
@@ -33,7 +33,7 @@ class KnownTriples:
         _check(triples, num_nodes, num_relations)
         self.side, self.num_nodes, self.num_relations = TripleEnd(side), num_nodes, num_relations
         known, answer = (0, 2) if self.side is TripleEnd.TAIL else (2, 0)
-        # Pairs are numbered by the entities and the relations that occur, whose product 64 bits always hold.
+        # Pairs are numbered by the entities and relations that occur; 64 bits always hold the product of these numbers.
         (self._entities, entity), (self._relations, relation) = (
             triples[:, column].unique(return_inverse=True) for column in (known, 1)
         )
@@ -43,14 +43,14 @@ class KnownTriples:
         self._answer = triples[order[by_key], answer]
 
     def of(self, known: Tensor, relation: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the queries that known entities complete, by number, and these entities.
+        """Return the numbers of queries with known answers, and these answers.
 
         Args:
-            known: The end of each query that is given. [num_queries]
-            relation: The relation of each query. [num_queries]
+            known: Given entity of each query. [num_queries]
+            relation: Relation of each query. [num_queries]
 
         Returns:
-            A query and an entity for each answer that is known. [num_pairs] twice
+            The query and the entity of each known answer. [num_pairs] twice
 
         Raises:
             ValueError: an entity or a relation is out of range.
@@ -67,7 +67,7 @@ class KnownTriples:
 
 
 def _place(sorted_values: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the place of each value among sorted ones, and whether it is there. [num_values] twice"""
+    """Return the place of each value among sorted values, and whether it is among them. [num_values] twice."""
     values = values.long().contiguous()
     place = torch.searchsorted(sorted_values, values)
     return place, torch.searchsorted(sorted_values, values, right=True) > place
@@ -77,25 +77,25 @@ def _place(sorted_values: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def rank_entities(
     model: KnowledgeGraphModel, triples: Tensor, known: KnownTriples, *, batch_size: int = 256, block_size: int = 8192
 ) -> Ranks:
-    """Ranks the true entity of each triple among all that are not known to be right as well.
+    """Rank the true entity of each triple among all entities that are not known to be right answers too.
 
-    Entities are scored in blocks, so no more than `batch_size * block_size` scores are in memory. They are computed in
-    float64 and compared in float32: the same numbers summed in another order differ in the last bit, which would
-    otherwise hide ties, and decide them one way.
+    Entities are scored in blocks, so at most `batch_size * block_size` scores are in memory. Scores are computed in
+    float64 and compared in float32. Otherwise equal scores, summed in different orders, could differ in the last bit
+    and decide a tie.
 
     Args:
-        model: Scores the candidates.
-        triples: Head, relation and tail of each. int64 [num_triples, 3]
-        known: All known triples, the ranked ones included or not; its side is the one that is asked for.
-        batch_size: Queries at a time.
-        block_size: Entities at a time.
+        model: Model that scores the candidates.
+        triples: Head, relation and tail of each triple to rank. int64 [num_triples, 3]
+        known: All known triples, with or without the triples to rank; its `side` is the end to rank.
+        batch_size: Queries per batch.
+        block_size: Entities per block.
 
     Returns:
         Ranks in the order of the triples.
 
     Raises:
-        ValueError: a triple is out of range, `known` is of a different graph, a size is not positive, or a score is
-            NaN or infinite, which has no rank.
+        ValueError: a triple is out of range, `known` belongs to a different graph, a size is not positive, or a score
+            is NaN or infinite and has no rank.
 
     Example:
         >>> from popgeo.nn import DistMult
@@ -108,7 +108,7 @@ def rank_entities(
     check_least(1, batch_size=batch_size, block_size=block_size)
     if (known.num_nodes, known.num_relations) != (model.num_nodes, model.num_relations):
         raise ValueError(
-            f"known is of {known.num_nodes} entities and {known.num_relations} relations, the model of "
+            f"known has {known.num_nodes} entities and {known.num_relations} relations, the model has "
             f"{model.num_nodes} and {model.num_relations}. Make KnownTriples of the model's graph."
         )
     fixed, asked = (0, 2) if known.side is TripleEnd.TAIL else (2, 0)
@@ -123,7 +123,7 @@ def rank_entities(
 def _rank(
     model: KnowledgeGraphModel, fixed: Tensor, relation: Tensor, answer: Tensor, known: KnownTriples, block_size: int
 ) -> Ranks:
-    """Ranks of a batch of queries. [num_queries] three times"""
+    """Return the ranks of a batch of queries. [num_queries] three times."""
     query = model.query(model.entities(fixed), model.relations(relation), known.side)
     true = model.similarity.of_rows(query, model.entities(answer)).float().unsqueeze(1)  # [num_queries, 1]
     number, others = known.of(fixed, relation)

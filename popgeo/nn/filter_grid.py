@@ -21,14 +21,14 @@ from popgeo.ops.eager import is_plain
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 from popgeo.ops.interaction_call import STENCIL, interpolated
 
-# Rows of the table that may be tried, and the largest error, relative to the root mean square of filters and of slopes.
+# Numbers of rows to try, and the largest errors relative to the root mean square of filters and of slopes.
 _POINTS = {torch.float32: (193, 257, 385, 513, 769, 1025), torch.float64: (513, 1025, 1537)}
 _LARGEST_ERROR = {torch.float32: (2.5e-7, 5e-7), torch.float64: (1e-10, 1e-9)}
 _SETTINGS = (bool, int, float, str)
 EDGES_FOR_EACH_POINT = 3  # with fewer edges a network runs faster at each edge
-# How far a weight may move, relative to its size, until the grid is checked again: less than a grid has room for.
+# Largest change of a weight, relative to its size, without a new check of the grid, which is exact for larger changes.
 _FARTHEST = 0.5
-# Modules that make each row of their result from one row alone, the same in each call.
+# Modules that compute each row of their result from one row alone, with the same result in each call.
 _BY_ROW = (
     nn.Linear, nn.Sequential, nn.Identity, nn.LayerNorm, ShiftedSoftplus, nn.Softplus, nn.SiLU, nn.ReLU, nn.Tanh,
     nn.Sigmoid, nn.GELU, nn.ELU, nn.LeakyReLU,
@@ -37,13 +37,13 @@ _BY_ROW = (
 
 @dataclass(frozen=True, kw_only=True)
 class FilterNetworks:
-    """How a model makes its filters from distances.
+    """The modules that compute a model's filters from distances.
 
     Attributes:
-        expand: Expands distances. [n] -> [n, num_radial]
-        envelope: Ends filters at the cutoff. [n] -> [n]
-        networks: Makes the filters of each block. [n, num_radial] -> [n, num_filters]
-        cutoff: From which on filters are 0, in the unit of the distances.
+        expand: Module that expands distances. [n] -> [n, num_radial]
+        envelope: Module that ends filters at the cutoff. [n] -> [n]
+        networks: Filter network of each block. [n, num_radial] -> [n, num_filters]
+        cutoff: Distance from which on filters are 0.
     """
 
     expand: nn.Module
@@ -52,20 +52,20 @@ class FilterNetworks:
     cutoff: float
 
     def at(self, r: Tensor) -> list[Tensor]:
-        """The filters of each block at distances. [n] -> [n, num_filters]
+        """Compute the filters of each block at distances: [n] -> [n, num_filters].
 
-        With distances in float64 everything is computed in float64, whatever type the parameters have.
+        Distances in float64 are computed with in float64, for parameters of any type.
         """
         rows, factor = run_as_rows(self.expand, r), run_as_rows(self.envelope, r).unsqueeze(1)
         return [run_as_rows(network, rows) * factor for network in self.networks]
 
     def tables(self, num_points: int, dtype: torch.dtype) -> list[Tensor]:
-        """The filters of each block at equidistant distances from 0 to the cutoff. [num_points, num_filters]"""
+        """Compute the filters of each block at equidistant points from 0 to the cutoff. [num_points, num_filters]."""
         device = next((tensor.device for some in self.tensors() for tensor in some), None)
         return self.at(torch.linspace(0.0, self.cutoff, num_points, dtype=dtype, device=device))
 
     def can_be_tables(self) -> bool:
-        """Whether each row of a result is made from one distance alone, and nothing else sees these rows."""
+        """Check whether each row of a result depends on one distance alone, and no hook sees these rows."""
         parts = [part for network in self.networks for part in network.modules()]
         by_row = all(type(part) in _BY_ROW or _is_dense_of_schnetpack(part) for part in parts)
         are_own = not any("forward" in vars(part) for part in (*parts, self.expand, self.envelope))
@@ -77,7 +77,10 @@ class FilterNetworks:
         return [p for one in modules for p in one.parameters()], [b for one in modules for b in one.buffers()]
 
     def form(self) -> tuple[Any, ...]:
-        """Return all but the tensors that decides the filters: the cutoff, and the kinds and settings of modules."""
+        """Return the cutoff, the kinds and settings of modules, and the shapes and types of tensors.
+
+        Together with the tensors' values they decide the filters.
+        """
         parts = [part for one in self._modules() for part in one.modules()]
         held = [item for part in parts for item in vars(part).items() if item[0] != "training"]
         settings = [(name, value) for name, value in held if isinstance(value, _SETTINGS)]
@@ -88,41 +91,41 @@ class FilterNetworks:
 
 
 class _GridCheck:
-    """The filter networks for which a grid was last checked.
+    """A record of the filter networks at the last check of a grid.
 
     Args:
-        made: The networks, of which the parameters and buffers are copied.
+        networks: The networks; the record copies their parameters and buffers.
     """
 
-    def __init__(self, made: FilterNetworks) -> None:
-        self.form, self.tensors = made.form(), made.tensors()
+    def __init__(self, networks: FilterNetworks) -> None:
+        self.form, self.tensors = networks.form(), networks.tensors()
         self._weights, self._buffers = ([one.detach().clone() for one in some] for some in self.tensors)
         sizes = [max(float(one.double().norm()), 0.1 * math.sqrt(one.numel())) for one in self._weights]
         self._limits = [_FARTHEST * size for size in sizes]
 
     @torch.no_grad()
     def is_near(self) -> bool:
-        """Check whether weights have moved no farther than by a number of updates, and buffers not at all."""
+        """Check whether weights have changed by no more than a few updates, and buffers are unchanged."""
         weights, buffers = self.tensors
         moved = torch._foreach_norm(torch._foreach_sub(weights, self._weights)) if weights else ()
         is_far = any(map(operator.gt, map(float, moved), self._limits))
         return not is_far and all(map(torch.equal, buffers, self._buffers))
 
 
-# Not an attribute of the model, which would make it a different model for a kept step.
+# Not an attribute of the model: for a kept step, a model with different attributes is a different model.
 _CHECKED: "WeakKeyDictionary[nn.Module, _GridCheck]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridFilters:
-    """The filters of one block on a grid, and the edges that interpolate them.
+    """The filters of one block on a grid, and the edges that interpolate between its rows.
 
     Attributes:
         table: Filters. [num_points, num_filters]
         r: Distance of each edge. [num_edges]
         cutoff: Distance of the last row of the table.
         edges: Ends of the edges.
-        plan: Of the edges, for all blocks.
+        plan: Plan of the edges, which all blocks share.
     """
 
     table: Tensor
@@ -132,9 +135,14 @@ class GridFilters:
     plan: InteractionPlan
 
     def convolve(self, x: Tensor, direction: Tensor | None = None) -> Tensor:
-        """Sums x_j * w_ij over the neighbors j of each atom i; with directions, messages of scalars and vectors.
+        """Sum x_j * w_ij over the neighbors j of each atom i; with directions, sum messages of scalars and vectors.
 
-        [num_nodes, channels] -> the same shape, or [num_nodes, 5 * channels] -> [num_nodes, 4 * channels]
+        Args:
+            x: Features. [num_nodes, channels], or with directions [num_nodes, 5 * channels]
+            direction: Unit vector of each edge. [num_edges, 3]
+
+        Returns:
+            [num_nodes, channels], or with directions [num_nodes, 4 * channels]
         """
         edges = self.edges
         return interaction(
@@ -144,73 +152,73 @@ class GridFilters:
 
 
 class FilterNetworksMixin(nn.Module):
-    """A model whose filters may be on a grid.
+    """A model with filters that may be on a grid.
 
     Attributes:
-        filters: `"grid"`: on a grid if it is as exact as float32 and if there are enough edges; `"edges"`: never.
-        filter_points: Points of the grid, as `refine_filters` found them; 0 before that, None if no grid is exact.
+        filters: `"grid"` uses a grid if it is as exact as float32 and if there are enough edges; `"edges"` never does.
+        filter_points: Number of points that `refine_filters` found; 0 before the first check, None if no grid is exact.
     """
 
     filters: str = "grid"
     filter_points: int | None = 0
 
     def filter_networks(self) -> FilterNetworks | None:
-        """How the model makes its filters; None if they are not functions of the distance."""
+        """Return the networks that make the filters; None if filters are not functions of the distance."""
         return None
 
     def refine_filters(self) -> None:
-        """Compares the grid with the networks at points between its own, and takes a finer one if they differ.
+        """Compare the grid with the networks between its points, and take a finer grid if they differ.
 
-        Values and slopes may differ by as much as float32 rounds (float64: 1e-9). If no grid is exact enough, as with
-        ReLU, which has no slope in places, the networks run at each edge. The first call of a model, and of a step
-        that is compiled from it, begins with it, and so does a call after the networks have changed.
+        Values and slopes may differ by the rounding error of float32 (float64: 1e-9). If no grid is exact enough, as
+        with ReLU, whose slope jumps, the networks run at each edge. This check runs at the start of the first call of a
+        model, or of a step that is compiled from it, and of each call after the networks have changed.
         """
-        made = self.filter_networks() if self.filters == "grid" and serves(*self.parameters()) else None
-        if made is None:  # nothing here would use a grid
+        networks = self.filter_networks() if self.filters == "grid" and serves(*self.parameters()) else None
+        if networks is None:  # no call would use a grid
             return
         dtype = next((p.dtype for p in self.parameters()), torch.float32)
-        points = _POINTS.get(dtype, ()) if made.can_be_tables() else ()
+        points = _POINTS.get(dtype, ()) if networks.can_be_tables() else ()
         least = self.filter_points or 0
-        self.filter_points = next((n for n in points if n >= least and _is_exact(made, n, dtype)), None)
-        _CHECKED[self] = _GridCheck(made)
+        self.filter_points = next((n for n in points if n >= least and _is_exact(networks, n, dtype)), None)
+        _CHECKED[self] = _GridCheck(networks)
 
-    def follow_filters(self, are_others: bool = False) -> None:
-        """Check the grid again if the networks, or more of their weights than updates change, are different.
+    def follow_filters(self, may_be_replaced: bool = False) -> None:
+        """Check the grid again if the networks were replaced, or if their weights changed by more than a few updates.
 
         Args:
-            are_others: Whether other modules and tensors may have taken the place of the checked ones. Default: False.
+            may_be_replaced: Whether other modules or tensors may have replaced those of the last check.
         """
         checked = _CHECKED.get(self)
-        made = self.filter_networks() if are_others else None
-        if checked is not None and made is not None and checked.form == made.form():
-            checked.tensors, are_others = made.tensors(), False
-        if checked is None or are_others or not checked.is_near():
+        networks = self.filter_networks() if may_be_replaced else None
+        if checked is not None and networks is not None and checked.form == networks.form():
+            checked.tensors, may_be_replaced = networks.tensors(), False
+        if checked is None or may_be_replaced or not checked.is_near():
             self.refine_filters()
 
     def grid_filters(self, r: Tensor, edges: Edges, num_nodes: int) -> list[GridFilters] | None:
-        """The filters of each block on a grid; None if the networks are to run at each edge."""
+        """Return the filters of each block on a grid; None if the networks must run at each edge."""
         if is_compiling() or self.filters == "edges" or are_at_each_edge():
             return None
         if is_plain():
-            self.follow_filters(are_others=True)
-        num_points, made = self.filter_points, self.filter_networks()
-        is_worth_it = do_tables_stay() or r.shape[0] >= EDGES_FOR_EACH_POINT * (num_points or 0)
-        if not (num_points and made and is_worth_it and serves(r, *self.parameters()) and made.can_be_tables()):
+            self.follow_filters(may_be_replaced=True)
+        num_points, networks = self.filter_points, self.filter_networks()
+        is_faster = do_tables_stay() or r.shape[0] >= EDGES_FOR_EACH_POINT * (num_points or 0)
+        if not (num_points and networks and is_faster and serves(r, *self.parameters()) and networks.can_be_tables()):
             return None
-        # In float64 slopes, which are differences, lose nothing.
-        tables = made.tables(num_points, torch.float64 if r.requires_grad else r.dtype)
+        # In float64 slopes, which are differences, lose no digits.
+        tables = networks.tables(num_points, torch.float64 if r.requires_grad else r.dtype)
         sizes = num_nodes, num_nodes, num_points
-        plan = InteractionPlan.of(edges.neighbor, edges.centre, r, sizes, made.cutoff)
-        return [GridFilters(table=table, r=r, cutoff=made.cutoff, edges=edges, plan=plan) for table in tables]
+        plan = InteractionPlan.of(edges.neighbor, edges.centre, r, sizes, networks.cutoff)
+        return [GridFilters(table=table, r=r, cutoff=networks.cutoff, edges=edges, plan=plan) for table in tables]
 
 
 def _is_dense_of_schnetpack(part: nn.Module) -> bool:
-    """Whether a module is a linear layer with an activation, as SchNetPack writes it."""
+    """Check whether a module is SchNetPack's linear layer with an activation."""
     return isinstance(part, nn.Linear) and type(part).__module__ == "schnetpack.nn.base"
 
 
 def is_hooked(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of these modules, or a part of it, has a hook other than a capture's, or all modules have one."""
+    """Check whether a module or a part of it has a hook other than a capture's, or whether all modules have one."""
     return _has_any_global_hook() or any(
         getattr(hook, "__module__", "") != "popgeo.capture.recorder"
         for module in modules
@@ -221,7 +229,7 @@ def is_hooked(modules: Iterable[nn.Module]) -> bool:
 
 
 def run_as_rows(module: nn.Module, rows: Tensor) -> Tensor:
-    """Return what a module makes of rows, with its parameters and buffers in the type of the rows.
+    """Run a module on rows, with its parameters and buffers converted to the type of the rows.
 
     Example:
         >>> run_as_rows(nn.Linear(1, 1, bias=False), torch.ones(1, 1, dtype=torch.float64)).dtype
@@ -235,25 +243,25 @@ def run_as_rows(module: nn.Module, rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _is_exact(made: FilterNetworks, num_points: int, dtype: torch.dtype) -> bool:
-    """Whether a grid has the filters between its points, and the slopes at them that a grid twice as fine has."""
+def _is_exact(networks: FilterNetworks, num_points: int, dtype: torch.dtype) -> bool:
+    """Check a grid against a grid twice as fine: filters between its points, and slopes at its points."""
     largest, largest_of_slopes = _LARGEST_ERROR[dtype]
-    between = (torch.arange(num_points - 1, dtype=torch.float64) + 0.5) * (made.cutoff / (num_points - 1))
-    fine = made.tables(2 * num_points - 1, torch.float64)
+    between = (torch.arange(num_points - 1, dtype=torch.float64) + 0.5) * (networks.cutoff / (num_points - 1))
+    fine = networks.tables(2 * num_points - 1, torch.float64)
     for table in fine:
         coarse, expected = table[::2], table[1::2]
-        wrong = interpolated(coarse, between.to(table.device), made.cutoff) - expected
+        wrong = interpolated(coarse, between.to(table.device), networks.cutoff) - expected
         slopes, finer = _slopes(coarse), 2 * _slopes(table)[::2]
         if table[-1].abs().amax() > largest * table.abs().amax():  # edges end before the envelope does
             return False
-        # Not ">", so that NaN, which no grid can repair, is taken for exact as well.
+        # ">" is False for NaN: networks that return NaN count as exact, because no grid can repair them.
         if wrong.norm() > largest * expected.norm() or (slopes - finer).norm() > largest_of_slopes * finer.norm():
             return False
     return True
 
 
 def _slopes(table: Tensor) -> Tensor:
-    """Differences of the eleven rows around each row of a table: its slope times the spacing of its rows."""
+    """Return the slope at each row of a table, times the spacing of rows, by differences of eleven rows."""
     rows, factors = table.unfold(0, STENCIL, 1), _factors_of_slopes().to(table)  # [num_points - 10, channels, 11]
     half = STENCIL // 2
     ends = factors[:half] @ rows[0].T, factors[half + 1 :] @ rows[-1].T
@@ -262,7 +270,7 @@ def _slopes(table: Tensor) -> Tensor:
 
 @functools.cache
 def _factors_of_slopes() -> Tensor:
-    """For the slope at each of eleven places, the factors of the values at all of them. [11, 11]"""
+    """Return the factors of eleven values that give the slope at each of their places. [11, 11]."""
     places = torch.arange(STENCIL, dtype=torch.float64)
     powers = (places.view(1, 1, -1) - places.view(-1, 1, 1)) ** places.view(1, -1, 1)  # [at, power, place]
     return torch.linalg.solve(powers, torch.eye(STENCIL, dtype=torch.float64)[1].expand(STENCIL, -1))

@@ -1,4 +1,4 @@
-"""Models of PyTorch Geometric with every shape fixed, or a refusal that names the module and what to use instead."""
+"""Models of PyTorch Geometric with fixed shapes; a module that cannot be fixed raises an error with a replacement."""
 
 import copy
 from collections.abc import Callable
@@ -17,25 +17,25 @@ INNER = (pyg.MessagePassing, pyg.aggr.Aggregation)
 
 
 def to_fixed_size(model: nn.Module, num_graphs: int) -> nn.Module:
-    """A copy of a PyG model whose shapes depend on its inputs' shapes only, never on what they hold.
+    """Return a copy of a PyG model with shapes that depend only on its inputs' shapes, never on their values.
 
-    Readouts (any `Aggregation` outside a convolution, and `global_add_pool` and its like where a module holds them)
-    return `num_graphs` rows; SchNet's radius graph becomes `KNNInteractionGraph(max_num_neighbors, cutoff)`. Loops,
-    relations and norms of graphs stay PyG's own: a compiled step has a static form of them. Parameters are copied,
-    under the same names.
+    Readouts return `num_graphs` rows: each `Aggregation` outside a convolution, and each `global_add_pool`,
+    `global_mean_pool` or `global_max_pool` that is an attribute of a module. SchNet's radius graph becomes
+    `KNNInteractionGraph(max_num_neighbors, cutoff)`. Loops, relations and norms of graphs stay PyG's, because compiled
+    steps have static forms of them. Parameters are copied and keep their names.
 
-    Modules are replaced; the code of a `forward` is not read. A `global_add_pool(x, batch)` written there still takes
-    its size from the data: `popgeo.ipu.check_static` lists such lines, and what to write instead.
+    Only modules are replaced; nothing reads the code of a `forward`. A `global_add_pool(x, batch)` in this code still
+    takes its size from the data: `popgeo.ipu.check_static` lists such lines with replacements.
 
     Args:
-        model: Any module made of PyG's layers. It stays as it is.
+        model: Any module made of PyG's layers. It stays unchanged.
         num_graphs: Graphs of each batch, padding included.
 
     Returns:
         The copy.
 
     Raises:
-        ValueError: the statistics of a part would see padding.
+        ValueError: the statistics of a part would include padding.
 
     Example:
         >>> import torch
@@ -52,35 +52,49 @@ def to_fixed_size(model: nn.Module, num_graphs: int) -> nn.Module:
 
 
 class FixedSizeReadout(nn.Module):
-    """Calls a readout of PyG, which returns `num_graphs` rows unless the caller says how many.
+    """A readout of PyG that returns `num_graphs` rows unless the caller passes `dim_size`.
 
-    PyG's `Aggregation.__call__` reads a size that is left out from the data, before any hook could tell it one.
-
-    The readout's parameters, buffers and parts are those of this module, under the same names, so that PyG's
-    checkpoints load as they are.
+    It is no hook, because PyG's `Aggregation.__call__` reads a missing size from the data before it calls hooks. The
+    readout's parameters, buffers and parts are also those of this module, by the same names, so that PyG's checkpoints
+    load.
     """
 
     def __init__(self, readout: pyg.aggr.Aggregation, num_graphs: int) -> None:
         super().__init__()
         self.num_graphs = num_graphs
-        self._readout = (readout,)  # in a tuple, so that torch does not count it as a part, with names of its own
-        # The tables themselves, so that what moves or swaps tensors of this module does it to the readout.
+        self._readout = (readout,)  # in a tuple, so that torch does not register it as a part with different names
+        # The same dictionaries, so that moved or swapped tensors of this module are those of the readout.
         self._parameters, self._buffers, self._modules = readout._parameters, readout._buffers, readout._modules
         self._non_persistent_buffers_set = readout._non_persistent_buffers_set
 
-    def forward(self, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        """[num_nodes, channels], graph of each node [num_nodes] -> [num_graphs, out_channels]; more as in PyG."""
-        if len(args) < 2 and kwargs.get("dim_size") is None:  # args: ptr, dim_size, dim
-            kwargs["dim_size"] = self.num_graphs
-        return self._readout[0](x, index, *args, **kwargs)
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return a row per graph: [num_nodes, channels], graph of each node [num_nodes] -> [num_graphs, out_channels].
+
+        Args:
+            x: Features. [num_nodes, channels]
+            index: Graph of each node. [num_nodes]
+            ptr: First node of each graph, instead of `index`. [num_graphs + 1]
+            dim_size: Rows of the result. Default: `num_graphs`.
+            dim: Dimension of the nodes.
+            **kwargs: Arguments of the readout's own `forward`.
+        """
+        return self._readout[0](x, index, ptr, self.num_graphs if dim_size is None else dim_size, dim, **kwargs)
 
     def train(self, mode: bool = True) -> "FixedSizeReadout":
-        """Sets the mode of the readout too."""
+        """Set the mode of this module and of the readout."""
         self._readout[0].train(mode)
         return super().train(mode)
 
     def reset_parameters(self) -> None:
-        """Draws the readout's parameters again."""
+        """Draw the readout's parameters again."""
         self._readout[0].reset_parameters()
 
     def __repr__(self) -> str:
@@ -88,14 +102,14 @@ class FixedSizeReadout(nn.Module):
 
 
 class FixedSizePool(nn.Module):
-    """One of PyG's global pools, with `num_graphs` rows unless the caller says how many."""
+    """A global pool of PyG that returns `num_graphs` rows unless the caller passes `size`."""
 
     def __init__(self, pool: Callable[..., Tensor], num_graphs: int) -> None:
         super().__init__()
         self.pool, self.num_graphs = pool, num_graphs
 
     def forward(self, x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
-        """[num_nodes, channels], graph of each node [num_nodes] -> [num_graphs, channels]"""
+        """Return a row per graph: [num_nodes, channels], graph of each node [num_nodes] -> [num_graphs, channels]."""
         return self.pool(x, batch, self.num_graphs if size is None else size)
 
     def __repr__(self) -> str:
@@ -103,17 +117,17 @@ class FixedSizePool(nn.Module):
 
 
 def _fix(module: nn.Module, num_graphs: int, fixed: dict[nn.Module, nn.Module], *, is_inner: bool) -> nn.Module:
-    """What is in for a module: itself with its parts fixed, or its counterpart of fixed size.
+    """Return the replacement of a module: the module with its parts fixed, or a module of fixed size.
 
     Args:
-        module: Changed in place.
+        module: Module to change in place.
         num_graphs: Graphs of each batch.
-        fixed: The replacements of the modules met before, since one module may be in several places.
-        is_inner: Whether it is part of a convolution or of a readout, whose sizes PyG knows.
+        fixed: Replacements of earlier modules, because one module may be in several places.
+        is_inner: Whether the module is part of a convolution or of a readout, for which PyG knows the size.
     """
     if module in fixed:
         return fixed[module]
-    for name, part in module.named_modules(remove_duplicate=False):  # `named_children` leaves out a part's second name
+    for name, part in module.named_modules(remove_duplicate=False):  # `named_children` omits a part's second name
         if name and "." not in name:
             new = _fix(part, num_graphs, fixed, is_inner=isinstance(module, INNER))
             if new is not part:
@@ -130,7 +144,7 @@ def _fix(module: nn.Module, num_graphs: int, fixed: dict[nn.Module, nn.Module], 
 
 
 def _refuse(name: str, module: nn.Module) -> None:
-    """Raises ValueError for a module that cannot be made static."""
+    """Raise a ValueError for a module that cannot be made static."""
     kind = type(module).__name__
     if isinstance(module, pyg.EquilibriumAggregation):
         _fail(name, kind, "it averages over graphs, padding too", "Use Sum, Mean, Max or AttentionalAggregation.")

@@ -1,4 +1,4 @@
-"""Forces and stress: how the energy that a model predicts changes as atoms move and as their cell is strained."""
+"""Forces and stress: the derivatives of a model's energy by positions and by the strain of the cell."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from popgeo.ops.refusals import check_shapes
 
 
 def energy_and_forces(model: nn.Module, z: Tensor, pos: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """Energies and F = -dE/dpos of each atom (arXiv:1706.08566, eq. 5), one backward pass through the model.
+    """Return energies, and forces F = -dE/dpos by one backward pass (arXiv:1706.08566, eq. 5).
 
-    While the model trains, forces can be differentiated again, so they can be in a loss. Energies of padding graphs
-    depend on no real atom, so padding changes no force; a padding atom's force is zero.
+    If the model is in training mode, forces can be differentiated again, so they can be part of a loss. Energies of
+    padding graphs depend on no real atom, so padding changes no force; a padding atom's force is zero.
 
     Args:
-        model: Called as `model(z, pos, *args, **kwargs)`, such as `SchNet`; returns energies.
+        model: Model such as `SchNet`, called as `model(z, pos, *args, **kwargs)`, that returns energies.
         z: Atomic numbers. [num_atoms]
         pos: Positions. [num_atoms, 3]
-        args: What else the model takes.
-        kwargs: What else the model takes, by name.
+        *args: Further arguments of the model.
+        **kwargs: Further arguments of the model, by name.
 
     Returns:
-        Energies [num_graphs, 1] and forces [num_atoms, 3], in the energy's unit over that of the positions.
+        Energies [num_graphs, 1], and forces [num_atoms, 3] in the unit of energy per unit of length.
 
     Example:
         >>> from popgeo.nn import SchNet
@@ -51,25 +51,26 @@ def energy_forces_and_stress(
     num_graphs: int,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Energies, forces, and the stress of each periodic cell, one backward pass through the model.
+    """Return energies, forces, and the stress of each periodic cell, by one backward pass.
 
-    The stress is dE/de / V for a strain e that moves atoms, images and cell alike; it is positive where the cell pulls
-    together, as ASE counts it. A padding graph has a cell of zeros and the stress 0.
+    The stress is dE/de / V for a strain e of atoms, images and cell. It is positive if the cell contracts, as in ASE. A
+    padding graph has a cell of zeros and a stress of 0.
 
     Args:
-        model: Called as `model(z, pos, batch, edge_index, edge_shift=..., num_graphs=..., **kwargs)`, such as `SchNet`.
+        model: Model such as `SchNet`, called as `model(z, pos, batch, edge_index, edge_shift=..., num_graphs=...,
+            **kwargs)`.
         z: Atomic numbers. [num_atoms]
         pos: Positions. [num_atoms, 3]
         batch: Cell of each atom. [num_atoms]
-        edge_index: Neighbor and centre of each edge. [2, num_edges]
-        edge_shift: Added to a neighbor's position to reach its image. [num_edges, 3]
-        cell: The three vectors of each cell, one a row. [num_graphs, 3, 3]
+        edge_index: Neighbor and center of each edge. [2, num_edges]
+        edge_shift: Vector from each neighbor to its image that interacts. [num_edges, 3]
+        cell: The three vectors of each cell, one per row. [num_graphs, 3, 3]
         num_graphs: Cells in the batch, padding included.
-        kwargs: What else the model takes, by name.
+        **kwargs: Further arguments of the model, by name.
 
     Returns:
-        Energies [num_graphs, 1], forces [num_atoms, 3] and stresses [num_graphs, 3, 3], symmetric, in the energy's unit
-        over the cube of that of the positions.
+        Energies [num_graphs, 1], forces [num_atoms, 3], and symmetric stresses [num_graphs, 3, 3] in the unit of energy
+        per unit of volume.
 
     Raises:
         ValueError: `cell` is not [num_graphs, 3, 3].
@@ -103,7 +104,7 @@ def energy_forces_and_stress(
 
 
 def volumes(cell: Tensor) -> Tensor:
-    """The volume of each cell. [num_graphs, 3, 3] -> [num_graphs]
+    """Return the volume of each cell: [num_graphs, 3, 3] -> [num_graphs].
 
     Example:
         >>> volumes(2 * torch.eye(3)[None])
@@ -115,6 +116,6 @@ def volumes(cell: Tensor) -> Tensor:
 
 
 def _strained(vectors: Tensor, strain: Tensor, graph: Tensor) -> Tensor:
-    """How far each vector moves under the strain of its graph. [n, 3], [num_graphs, 3, 3], [n] -> [n, 3]"""
+    """Return the displacement of each vector under its graph's strain: [n, 3], [num_graphs, 3, 3], [n] -> [n, 3]."""
     moves = [vectors[:, k : k + 1] * strain[:, k].index_select(0, graph) for k in range(3)]
     return moves[0] + moves[1] + moves[2]

@@ -1,4 +1,4 @@
-"""Attention of each node to all nodes of its own graph, in a pack of graphs of fixed size."""
+"""Attention of each node to all nodes of the same graph, in a batch of fixed size."""
 
 import math
 from collections.abc import Mapping
@@ -17,31 +17,32 @@ from popgeo.ops.refusals import check_shapes, require
 
 
 class AttentionForm(str, Enum):
-    """How the pairs of nodes that may see each other are laid out.
+    """The layouts of the pairs of nodes in attention.
 
     Attributes:
-        PACK: One matrix over all nodes of the batch [num_nodes, num_nodes], in which pairs of two graphs are masked.
-        PADDED: One matrix a graph [num_graphs, max_num_nodes, max_num_nodes], in which absent nodes are masked.
+        PACK: One matrix over all nodes of the batch [num_nodes, num_nodes], with a mask for pairs of different graphs.
+        PADDED: One matrix per graph [num_graphs, max_num_nodes, max_num_nodes], with a mask for absent nodes.
     """
 
     PACK = "pack"
     PADDED = "padded"
 
 
-_PAIRS_A_ROW = 32  # what moving a node's row to a padded slot and back costs, in pairs: measured, see `cheaper_form`
+_PAIRS_PER_ROW = 32  # measured cost of moving a node's row to a padded slot and back, in pairs; see `cheaper_form`
 
 
 def cheaper_form(num_nodes: int, num_graphs: int, max_num_nodes: int | None) -> AttentionForm:
-    """The form that costs less: padding saves pairs of slots, but moves each node to its slot and back.
+    """Return the cheaper form: padding saves pairs, but moves each node's row to its slot and back.
 
-    A pack of few graphs, such as GPS++'s 8 in 60 nodes, is cheaper as one matrix; a batch of many is cheaper padded. In
-    between this is the choice for one thread of a processor. On the modelled IPU, whose cycles for either form a report
-    shows, moving costs more: batches of up to about 800 nodes take fewer cycles as one matrix.
+    A batch of few graphs, such as GPS++'s 8 graphs in 60 nodes, is cheaper as one matrix; a batch of many graphs is
+    cheaper with padding. Between these cases the choice is right for one thread of a processor. On the modelled IPU
+    moving rows costs more, and batches of up to about 800 nodes take fewer cycles as one matrix; a report shows the
+    cycles of each form.
 
     Args:
         num_nodes: Node slots of the batch.
         num_graphs: Graph slots of the batch.
-        max_num_nodes: Nodes of the largest real graph; None leaves only the pack.
+        max_num_nodes: Nodes of the largest real graph. Without this number the result is always the pack.
 
     Example:
         >>> cheaper_form(num_nodes=60, num_graphs=9, max_num_nodes=20).value
@@ -52,22 +53,22 @@ def cheaper_form(num_nodes: int, num_graphs: int, max_num_nodes: int | None) -> 
     if max_num_nodes is None:
         return AttentionForm.PACK
     slots = num_graphs * max_num_nodes
-    padded = slots * max_num_nodes + _PAIRS_A_ROW * (num_nodes + slots)
+    padded = slots * max_num_nodes + _PAIRS_PER_ROW * (num_nodes + slots)
     return AttentionForm.PACK if num_nodes * num_nodes <= padded else AttentionForm.PADDED
 
 
 @dataclass(frozen=True, kw_only=True)
 class SameGraph:
-    """Which nodes share a graph: made once a batch, used by the attention of every layer.
+    """The pairs of nodes in the same graph, computed once per batch and used by the attention of every layer.
 
     Attributes:
-        form: How pairs are laid out.
+        form: Layout of the pairs.
         may_see: True where a query may see a key. [num_nodes, num_nodes] in a pack, else [num_graphs, 1, 1, width]
         place: Place of each node within its graph. [num_nodes]
-        node_at: The node in each padded slot, where the form has such slots. [num_graphs * width]
-        slot_of: The padded slot of each node. [num_nodes]
-        width: Padded slots of a graph; 0 in a pack.
-        valid: 0, or NaN in captured code for nodes whose graph does not fit its slots. [num_nodes, 1]
+        valid: 0; in captured code NaN for the nodes of a graph that does not fit its slots. [num_nodes, 1]
+        node_at: Node in each padded slot; None in a pack. [num_graphs * width]
+        slot_of: Padded slot of each node; None in a pack. [num_nodes]
+        width: Padded slots per graph; 0 in a pack.
     """
 
     form: AttentionForm
@@ -87,19 +88,19 @@ class SameGraph:
         nodes_mask: Tensor | None = None,
         form: AttentionForm | str | None = None,
     ) -> "SameGraph":
-        """Of the graphs of a batch.
+        """Return the pairs of a batch.
 
         Args:
             batch: Graph of each node, ascending. [num_nodes]
             num_graphs: Graphs in the batch, padding included.
-            max_num_nodes: Nodes of the largest real graph. The padding graph may have more: what it attends to does
-                not matter.
+            max_num_nodes: Nodes of the largest real graph. The padding graph may have more nodes, because its attention
+                does not matter.
             nodes_mask: True where the node is real. [num_nodes]
-            form: How pairs are laid out; `cheaper_form` chooses when left out.
+            form: Layout of the pairs. Default: the choice of `cheaper_form`.
 
         Raises:
-            ValueError: the padded form without `max_num_nodes`, a real graph is larger than that, or `batch` does not
-                ascend. In captured code, if nothing can be raised, attention gives NaN for such a graph.
+            ValueError: the padded form has no `max_num_nodes`, a real graph is larger than this, or `batch` does not
+                ascend. Captured code cannot raise; there attention returns NaN for such a graph.
 
         Example:
             >>> SameGraph.of(torch.tensor([0, 0, 1]), num_graphs=2).may_see.int()
@@ -134,24 +135,24 @@ class SameGraph:
         )
 
     def lay_out(self, x: Tensor) -> Tensor:
-        """Rows of nodes as rows of attention: [num_nodes, ...] -> [1, num_nodes, ...] or [num_graphs, width, ...]"""
+        """Lay out rows of nodes for attention: [num_nodes, ...] -> [1, num_nodes, ...] or [num_graphs, width, ...]."""
         if self.node_at is None:
             return x.unsqueeze(0)
         rows = gather(x.flatten(1), self.node_at)  # [num_graphs * width, channels]
         return rows.view(-1, self.width, *x.shape[1:])
 
     def take_back(self, rows: Tensor) -> Tensor:
-        """The reverse of `lay_out`: [groups, width, channels] -> [num_nodes, channels]"""
+        """Undo `lay_out`: [groups, width, channels] -> [num_nodes, channels]."""
         out = rows.squeeze(0) if self.slot_of is None else gather(rows.flatten(0, 1), self.slot_of)
         return out if is_plain() else torch.where(self.valid.isnan(), torch.nan, out)
 
     def pair_bias(
         self, bias: nn.Module | None, pairs: Mapping[str, Tensor], nodes_mask: Tensor | None
     ) -> Tensor | None:
-        """What a module makes of what is known of pairs, as `bias_of` lays it out; None without a module.
+        """Return the bias that a module computes from features of pairs, as `bias_of` lays it out; None without module.
 
         Raises:
-            ValueError: something is known of pairs, and there is no module for it.
+            ValueError: there are features of pairs but no module.
         """
         if pairs and bias is None:
             raise ValueError(
@@ -160,17 +161,16 @@ class SameGraph:
         return None if bias is None else self.bias_of(bias(**pairs, nodes_mask=nodes_mask))
 
     def bias_of(self, pairs: Tensor) -> Tensor:
-        """What is known of pairs, where attention adds it.
+        """Lay out numbers of pairs so that attention can add them to its scores.
 
         Args:
-            pairs: Of each node and the node at each place of its graph, something for each head.
-                [num_nodes, places, heads]
+            pairs: A number per head for each node and each place in its graph. [num_nodes, places, heads]
 
         Returns:
             [1, heads, num_nodes, num_nodes] or [num_graphs, heads, width, width]
 
         Raises:
-            ValueError: the padded form has another number of places.
+            ValueError: the number of places differs from that of the padded form.
         """
         if self.form is AttentionForm.PACK:
             place = self.place.clamp(max=pairs.size(1) - 1)
@@ -186,7 +186,7 @@ class GraphAttention(nn.Module):
 
     Args:
         channels: Features of a node.
-        heads: How many times attention is computed, each on `channels / heads` features.
+        heads: Number of heads, with `channels / heads` features each.
         dropout: Share of the weights zeroed in training.
 
     Raises:
@@ -210,11 +210,11 @@ class GraphAttention(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, x: Tensor, same_graph: SameGraph, bias: Tensor | None = None) -> Tensor:
-        """[num_nodes, channels] -> the same.
+        """Return the attended features, [num_nodes, channels].
 
         Args:
             x: Features. [num_nodes, channels]
-            same_graph: Who may see whom.
+            same_graph: Pairs of nodes that may see each other.
             bias: B, as `SameGraph.bias_of` lays it out.
         """
         qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias).view(x.size(0), 3, self.heads, -1)
@@ -227,13 +227,14 @@ class GraphAttention(nn.Module):
         return self.out_proj(same_graph.take_back(out))
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"{self.out_proj.in_features}, heads={self.heads}, dropout={self.dropout}"
 
 
 def _softmax_of_seen(score: Tensor, may_see: Tensor) -> Tensor:
-    """Softmax over the keys that may be seen; exactly 0 for others and for what would be, or lead to, a denormal."""
-    least = torch.finfo(score.dtype).min / 4  # finite, so that a row that sees nothing is not a NaN
+    """Return the softmax over visible keys: exactly 0 for others, and for weights that would lead to denormals."""
+    least = torch.finfo(score.dtype).min / 4  # finite, so that a row without visible keys is not NaN
     seen = torch.where(may_see, score.detach(), least)
     threshold = seen.amax(-1, keepdim=True) + least_exponent(score.dtype)
-    # Added, not chosen: a weight of 0 has no gradient anyway, so the way back needs no mask.
+    # An addition instead of torch.where: a weight of 0 has no gradient, so the backward pass needs no mask.
     return (score + torch.where(seen > threshold, score.new_zeros(()), least)).softmax(-1)

@@ -1,4 +1,4 @@
-"""Which atoms interact: from positions to edges in a fixed number of slots."""
+"""Modules that find the atoms that interact: from positions to edges in a fixed number of slots."""
 
 import warnings
 from abc import abstractmethod
@@ -13,12 +13,12 @@ from popgeo.ops import eager, neighbor_candidates
 from popgeo.ops.neighbors import Neighbors, knn, pairs, radius
 from popgeo.ops.refusals import check_least, require
 
-_NARROW = 128  # atoms of a batch that may all be in one window at little cost
-MAX_NUM_NEIGHBORS = 32  # of an atom, where a model is made without a number
+_NARROW = 128  # number of atoms up to which a window of the whole batch costs little
+MAX_NUM_NEIGHBORS = 32  # neighbors of an atom in models without a chosen number
 
 
 class InteractionGraph(nn.Module):
-    """Turns positions into edges; what `SchNet` accepts as `interaction_graph`.
+    """A module that turns positions into edges, for the argument `interaction_graph` of `SchNet` and `PaiNN`.
 
     Attributes:
         half_list: Whether each pair of atoms is listed once and represents the edges of both directions.
@@ -31,37 +31,37 @@ class InteractionGraph(nn.Module):
     def forward(
         self, pos: Tensor, batch: Tensor, *, num_graphs: int | None = None, nodes_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Edges and lengths.
+        """Return edges and their lengths.
 
         Args:
             pos: Positions. [num_nodes, 3]
             batch: Molecule of each atom, ascending. [num_nodes]
-            num_graphs: Molecules in the batch, padding included; no batch has more than it has atoms when left out.
+            num_graphs: Molecules in the batch, padding included. Default: the number of atoms.
             nodes_mask: True where the atom is real. [num_nodes]
 
         Returns:
-            `edge_index` (neighbor, centre) [2, num_edges] and the length of each edge, the cutoff if it is absent
-            [num_edges]. Absent edges send nothing in a model of the same cutoff; those of `popgeo.nn` may have a longer
-            one.
+            `edge_index` (neighbor, center) [2, num_edges], and the length of each edge, which is the cutoff for absent
+            edges [num_edges]. Absent edges send nothing in a model of the same cutoff; models of `popgeo.nn` may also
+            have a longer cutoff.
         """
         num_graphs = pos.size(0) if num_graphs is None else num_graphs
         edge_index, edge_weight, _ = self.find(pos, batch, num_graphs, nodes_mask)
         return edge_index, edge_weight
 
     def window(self, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> int | None:
-        """Atoms of the largest real molecule: as given, as counted, or as a loader knows it while this is captured."""
+        """Return the number of atoms of the largest real molecule: as given, as counted or, in a capture, as loaded."""
         if self.max_num_nodes is not None:
             return self.max_num_nodes
         if eager.is_plain():
             sizes = neighbor_candidates.real_sizes(batch, num_graphs, nodes_mask)
             return max(2, int(sizes.max())) if len(sizes) else 2
         known = largest_graph.ask()
-        # Lists of each pair have slots for the whole window; on the processor a search costs the same for any window.
+        # Half lists have slots for the whole window; other searches on the processor cost the same for any window.
         is_slow = (self.half_list or not batch.is_cpu) and len(batch) > _NARROW
         if known is None and is_slow and not torch.compiler.is_compiling():
             name = type(self).__name__
             warnings.warn(
-                f"{name} was captured without knowing the largest molecule. It provides for one that has all "
+                f"{name} was captured without knowing the largest molecule. It has slots for a molecule of all "
                 f"{len(batch)} atoms of the batch, which is slow. Use a FixedSizeDataLoader over a dataset in memory, "
                 f"or pass {name}(max_num_nodes=...): the atoms of the largest molecule.",
                 stacklevel=2,
@@ -70,27 +70,28 @@ class InteractionGraph(nn.Module):
 
     @abstractmethod
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
-        """The edges in their slots; arguments as in `forward`, of which all are given."""
+        """Return the edges in their slots; `forward` explains the arguments."""
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name != "training"}
         return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
 class KNNInteractionGraph(InteractionGraph):
-    """Joins each atom to its `k` nearest within the cutoff: exactly `k` edges an atom, so every shape is fixed.
+    """A graph of each atom's `k` nearest neighbors within the cutoff: exactly `k` edges per atom, so shapes are fixed.
 
-    Absent neighbors have length `cutoff`, where every envelope of this cutoff is exactly 0, so they send nothing:
-    `edge_weight < cutoff` is the mask of the real edges. The edges equal the radius graph's wherever each atom
-    has at most `k` neighbors.
+    Absent neighbors have the length `cutoff`. Every envelope of this cutoff is 0 there, so they send nothing, and
+    `edge_weight < cutoff` is the mask of the real edges. If each atom has at most `k` neighbors, the edges equal those
+    of the radius graph.
 
     Args:
-        k: Edges of each atom; one less than the largest molecule's atoms never drops a neighbor.
+        k: Edges of each atom; one less than the atoms of the largest molecule never drops a neighbor.
         cutoff: Longest edge, in the unit of the positions.
-        max_num_nodes: Atoms of the largest real molecule. Left out, see `window`.
+        max_num_nodes: Atoms of the largest real molecule. Default: see `window`.
 
     Raises:
-        ValueError: see `popgeo.ops.knn`.
+        ValueError: in a call, see `popgeo.ops.knn`.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [0, 0, 2]]), torch.tensor([0, 0])
@@ -105,29 +106,29 @@ class KNNInteractionGraph(InteractionGraph):
 
     @classmethod
     def default(cls, k: int, cutoff: float) -> "KNNInteractionGraph":
-        """The graph of a model that is made without one; its `NeighborRule` tells whether `k` was chosen."""
-        made = cls(k, cutoff)
-        made._is_default = k == MAX_NUM_NEIGHBORS
-        return made
+        """Return the graph of a model without a chosen graph; `NeighborRule` reads whether the user chose `k`."""
+        graph = cls(k, cutoff)
+        graph._is_default = k == MAX_NUM_NEIGHBORS
+        return graph
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
-        """`k` edges for each atom in turn. [num_nodes * k]"""
+        """Find `k` edges for each atom in turn. [num_nodes * k]."""
         size = self.window(batch, num_graphs, nodes_mask)
         return knn(pos, batch, self.k, self.cutoff, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask)
 
 
 class PairInteractionGraph(InteractionGraph):
-    """Lists each pair of atoms within the cutoff once: the same interactions as all neighbors, in half the slots.
+    """A list of each pair of atoms within the cutoff once: the same interactions as all neighbors, in half the slots.
 
-    A filter depends on the distance alone, so both directions of a pair share it and `SchNet` computes half as many.
-    Absent pairs have length `cutoff`, where every envelope is exactly 0.
+    A filter depends on the distance alone, so both directions of a pair share it, and `SchNet` computes half as many
+    filters. Absent pairs have the length `cutoff`, and every envelope is 0 there.
 
     Args:
         cutoff: Longest pair, in the unit of the positions.
-        max_num_nodes: Atoms of the largest real molecule. Left out, see `window`.
+        max_num_nodes: Atoms of the largest real molecule. Default: see `window`.
 
     Raises:
-        ValueError: see `popgeo.ops.pairs`.
+        ValueError: `max_num_nodes` is below 2; in a call, see `popgeo.ops.pairs`.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [0, 0, 2]]), torch.tensor([0, 0])
@@ -141,25 +142,25 @@ class PairInteractionGraph(InteractionGraph):
     def __init__(self, cutoff: float = 10.0, max_num_nodes: int | None = None) -> None:
         super().__init__()
         if max_num_nodes is not None and max_num_nodes < 2:
-            raise ValueError(f"max_num_nodes is {max_num_nodes}; a pair is of two nodes.")
+            raise ValueError(f"max_num_nodes is {max_num_nodes}; a pair has two nodes. Pass 2 or more.")
         self.cutoff, self.max_num_nodes = cutoff, max_num_nodes
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
-        """The pairs. [num_nodes * (max_num_nodes // 2)]"""
+        """Find the pairs. [num_nodes * (max_num_nodes // 2)]."""
         size = self.window(batch, num_graphs, nodes_mask)
         return pairs(pos, batch, self.cutoff, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask)
 
 
 class RadiusInteractionGraph(InteractionGraph):
-    """Joins all atoms within the cutoff, in a fixed number of edge slots for the whole batch.
+    """A graph of all atoms within the cutoff, in a fixed number of edge slots for the whole batch.
 
     Args:
         cutoff: Longest edge, in the unit of the positions.
-        num_edges: Slots. When a batch has more edges a ValueError says so.
-        max_num_nodes: Atoms of the largest real molecule. Left out, see `window`.
+        num_edges: Number of slots.
+        max_num_nodes: Atoms of the largest real molecule. Default: see `window`.
 
     Raises:
-        ValueError: see `popgeo.ops.radius`.
+        ValueError: there is no slot; in a call, a batch has more edges than slots, or see `popgeo.ops.radius`.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [0, 0, 2]]), torch.tensor([0, 0])
@@ -174,7 +175,7 @@ class RadiusInteractionGraph(InteractionGraph):
         self.cutoff, self.num_edges, self.max_num_nodes = cutoff, num_edges, max_num_nodes
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
-        """The edges as they come. [num_edges]"""
+        """Find all edges, ordered by center. [num_edges]."""
         size = self.window(batch, num_graphs, nodes_mask)
         neighbors, num_missing = radius(
             pos, batch, self.cutoff, self.num_edges, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask
@@ -189,14 +190,14 @@ class RadiusInteractionGraph(InteractionGraph):
 
 
 class PrecomputeInteractionGraph(BaseTransform):
-    """Finds a molecule's edges once, so that a loader packs them: only real edges take slots in the batch.
+    """A transform that finds a molecule's edges once, so that a loader packs them and only real edges take slots.
 
-    Works where positions are fixed. Give the model the batch's `edge_index` and the same `half_list`; lengths are
-    computed in the model, so forces stay right. What repeats, `popgeo.convert.read_atoms` lists the pairs of.
+    Use it for fixed positions. Pass the batch's `edge_index` and the same `half_list` to the model, which computes the
+    lengths, so that forces are correct. For periodic structures use `popgeo.convert.read_atoms(cutoff=)`.
 
     Args:
         cutoff: Longest edge, in the unit of the positions.
-        half_list: List each pair once (the lower index is the centre) instead of an edge in each direction.
+        half_list: Whether to list each pair once, with the lower index as center, instead of an edge in each direction.
 
     Raises:
         ValueError: the cutoff is not positive.
@@ -217,9 +218,9 @@ class PrecomputeInteractionGraph(BaseTransform):
         self.cutoff, self.half_list = cutoff, half_list
 
     def forward(self, data: Data) -> Data:
-        """Sets `edge_index` to the atoms within the cutoff, sorted by centre, and `cutoff`, which models compare.
+        """Set `edge_index` to the edges within the cutoff, sorted by center, and `cutoff`, which models check.
 
-        PyG copies the molecule beforehand.
+        PyG has copied the molecule before.
 
         Raises:
             ValueError: the structure repeats, or a position is not finite.

@@ -1,7 +1,7 @@
-"""Losses of the real rows only: values in padding, even NaN, change neither the value nor a gradient.
+"""Losses of the real rows only: values in padding, even NaN, change neither the loss nor a gradient.
 
-`weight` means what it means in torch: a factor for each entry, or for each class. A mean of weighted entries divides by
-what torch's divides by; `divide_by` replaces that number.
+As in torch, `weight` is a factor for each entry, or for each class. A weighted mean has the same divisor as in torch,
+unless `divide_by` replaces it.
 """
 
 import torch
@@ -18,17 +18,17 @@ def masked_mean(values: Tensor, mask: Tensor | None = None, divide_by: Tensor | 
     """Average the entries that the mask keeps; 0 when it keeps none.
 
     Args:
-        values: What to average. [rows, ...]
-        mask: True where the entry counts: one for each row, or of the values' shape. None keeps all.
-        divide_by: What to divide by instead of the number of entries kept: a number, or a tensor of one entry. Batches
-            and replicas of different fill average rightly when all divide by the same number, such as the mean count
-            of real entries over them.
+        values: Values to average. [rows, ...]
+        mask: True where the entry counts. Default: all count. [rows] or of the values' shape
+        divide_by: Divisor instead of the number of kept entries: a number, or a tensor of one entry. The average over
+            batches or replicas with different numbers of real entries is correct if all divide by the same number, such
+            as their mean number of real entries.
 
     Returns:
-        The sum of the entries kept, divided by their number or by `divide_by`. []
+        The sum of the kept entries, divided by their number or by `divide_by`. []
 
     Raises:
-        ValueError: the mask is not boolean or has another shape, or there are several numbers to divide by.
+        ValueError: the mask is not boolean or has a different shape, or `divide_by` holds several numbers.
 
     Example:
         >>> masked_mean(torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False]))
@@ -38,7 +38,7 @@ def masked_mean(values: Tensor, mask: Tensor | None = None, divide_by: Tensor | 
 
 
 def known_labels(target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Where a label is known and its row is real: the mask that any loss here takes.
+    """Return the mask of known labels in real rows, which every loss here accepts.
 
     Args:
         target: Labels, NaN if not measured. [rows, ...]
@@ -60,17 +60,17 @@ def mse_loss(
     weight: Tensor | None = None,
     divide_by: Tensor | float | None = None,
 ) -> Tensor:
-    """Mean squared error of the real rows.
+    """Compute the mean squared error of the real rows.
 
     Args:
         input: Predictions. [rows, ...]
-        target: What they should be, of the same shape.
+        target: True values, of the same shape.
         mask: True where the row is real. [rows] or of the input's shape
-        weight: A factor for each row or entry; the mean then divides by the sum of those that count, as torch's does.
-        divide_by: See `masked_mean`.
+        weight: Factor for each row or entry. As in torch, the mean divides by the sum of the factors that count.
+        divide_by: Divisor instead of this sum; see `masked_mean`.
 
     Raises:
-        ValueError: the shapes differ, or the mask, `weight` or `divide_by` is of another kind.
+        ValueError: the shapes differ, or `mask`, `weight` or `divide_by` has the wrong shape or type.
 
     Example:
         >>> mse_loss(torch.tensor([1.0, 4.0, 9.0]), torch.tensor([0.0, 2.0, 5.0]), torch.tensor([True, True, False]))
@@ -87,7 +87,7 @@ def l1_loss(
     weight: Tensor | None = None,
     divide_by: Tensor | float | None = None,
 ) -> Tensor:
-    """Mean absolute error of the real rows; arguments as in `mse_loss`.
+    """Compute the mean absolute error of the real rows; `mse_loss` explains the arguments.
 
     Example:
         >>> l1_loss(torch.tensor([1.0, 4.0, 9.0]), torch.tensor([0.0, 2.0, 5.0]), torch.tensor([True, True, False]))
@@ -105,9 +105,9 @@ def huber_loss(
     delta: float = 1.0,
     divide_by: Tensor | float | None = None,
 ) -> Tensor:
-    """Squared error below `delta` (halved), absolute error above, of the real rows.
+    """Compute the mean of the real rows' Huber loss: half the squared error up to `delta`, linear above.
 
-    Arguments are as in `mse_loss`; with `weight` the mean divides by the number of entries, as torch's does.
+    `mse_loss` explains the arguments; but with `weight` the mean divides by the number of entries, as in torch.
 
     Example:
         >>> huber_loss(torch.tensor([1.0, 4.0, 9.0]), torch.tensor([0.0, 2.0, 5.0]), torch.tensor([True, True, False]))
@@ -127,20 +127,19 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     divide_by: Tensor | float | None = None,
 ) -> Tensor:
-    """Cross-entropy of the real rows' classes.
+    """Compute the mean cross-entropy of the real rows.
 
     Args:
         input: Logits. [rows, num_classes]
-        target: Classes; in padding rows they may be anything. [rows]
+        target: Classes; padding rows may hold any number. [rows]
         mask: True where the row is real. [rows]
-        weight: A factor for each class; the mean then divides by the sum of the rows' factors, as torch's does.
-            [num_classes]
+        weight: Factor for each class. As in torch, the mean divides by the sum of the rows' factors. [num_classes]
         label_smoothing: Share of each label that is spread evenly over all classes (arXiv:1512.00567, sec. 7).
-        divide_by: See `masked_mean`.
+        divide_by: Divisor instead of the number of rows, or of this sum; see `masked_mean`.
 
     Raises:
-        ValueError: there is not one class for each row of logits, a class of a real row does not exist, or the mask,
-            `weight` or `divide_by` is of another kind.
+        ValueError: the number of classes is not the number of rows of logits, a class of a real row does not exist, or
+            `mask`, `weight` or `divide_by` has the wrong shape or type.
 
     Example:
         >>> logits, target = torch.tensor([[0.0, 0.0], [9.0, -9.0]]), torch.tensor([1, -1])
@@ -150,7 +149,7 @@ def cross_entropy(
     check_classes(input, target, "cross-entropy")
     num_classes = input.size(1)
     if mask is not None:
-        # Class 0 is used for a missing class: an index outside the classes could not be looked up.
+        # Padding gets class 0, because torch cannot look up an index outside the classes.
         mask = _entries(target, mask)
         input, target = torch.where(mask.unsqueeze(1), input, 0.0), torch.where(mask, target, 0)
     logits, target = require_classes(target, num_classes, input)
@@ -175,20 +174,20 @@ def binary_cross_entropy(
     label_smoothing: float = 0.0,
     divide_by: Tensor | float | None = None,
 ) -> Tensor:
-    """Binary cross-entropy over one or many tasks; a NaN label is one that was not measured; it counts for nothing.
+    """Compute the mean binary cross-entropy over one or many tasks; NaN labels, which were not measured, do not count.
 
     Args:
         input: Logits. [rows] or [rows, num_tasks]
-        target: From 0 to 1, or NaN, of the same shape.
+        target: Labels from 0 to 1, or NaN, of the same shape.
         mask: True where the row is real. [rows] or of the input's shape
-        weight: A factor for each row or entry; the mean divides by the number of entries, as torch's does.
-        pos_weight: A factor for the label 1 of each task. [] or [num_tasks]
+        weight: Factor for each row or entry. As in torch, the mean divides by the number of entries.
+        pos_weight: Factor for the label 1 of each task. [] or [num_tasks]
         label_smoothing: Share of each label that is replaced by one half.
-        divide_by: See `masked_mean`.
+        divide_by: Divisor instead of the number of entries; see `masked_mean`.
 
     Raises:
-        ValueError: the shapes differ, a known label of a real row is not within 0 and 1, or the mask, `weight` or
-            `divide_by` is of another kind.
+        ValueError: the shapes differ, a known label of a real row is not within 0 and 1, or `mask`, `weight` or
+            `divide_by` has the wrong shape or type.
 
     Example:
         >>> binary_cross_entropy(torch.tensor([0.0, 5.0]), torch.tensor([1.0, torch.nan]))
@@ -209,7 +208,7 @@ def binary_cross_entropy(
 
 
 def _mean(values: Tensor, share: Tensor | None, mask: Tensor | None, divide_by: Tensor | float | None) -> Tensor:
-    """The sum of the values kept, over `divide_by` or else the sum of their shares, each 1 if none are given."""
+    """Return the sum of kept values, divided by `divide_by`, else by the sum of shares, else by their number."""
     mask = _entries(values, mask)
     total = torch.where(mask, values, 0.0).sum()
     if isinstance(divide_by, Tensor) and divide_by.numel() != 1:
@@ -226,37 +225,38 @@ def _mean(values: Tensor, share: Tensor | None, mask: Tensor | None, divide_by: 
 
 
 def _weighted(values: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The values times their weights, and the weight of each."""
-    share = None if weight is None else _share(values, weight)
-    return (values if share is None else values * share), share
+    """Return the values times their weights, and the weight of each value."""
+    if weight is None:
+        return values, None
+    share = _at_entries(_factors(weight, tuple(values.shape), values), values)
+    return values * share, share
 
 
 def _factors(weight: Tensor, shape: tuple[int, ...], values: Tensor) -> Tensor:
-    """`weight`, once it is known to hold a factor for each of what the shape counts."""
+    """Return `weight` in the values' type, after the check that its shape begins `shape`."""
     if not isinstance(weight, Tensor) or tuple(weight.shape) != shape[: weight.dim()] or weight.dim() == 0:
         given = f"has shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else f"is {weight!r}"
         raise ValueError(
             f"weight {given}; as in torch it is a tensor of factors, {shape} here. To scale a loss multiply it; to "
-            "divide by another number than that of the entries pass divide_by=."
+            "divide by a different number pass divide_by=."
         )
     return weight.to(values.dtype)
 
 
-def _share(values: Tensor, weight: Tensor) -> Tensor:
-    """A factor for each entry."""
-    weight = _factors(weight, tuple(values.shape), values)
-    return weight.view(*weight.shape, *[1] * (values.dim() - weight.dim())).expand_as(values)
+def _at_entries(rows: Tensor, values: Tensor) -> Tensor:
+    """Expand a number per row, or per entry, to the shape of the values."""
+    return rows.view(*rows.shape, *[1] * (values.dim() - rows.dim())).expand_as(values)
 
 
 def _entries(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mask at each entry of the values."""
+    """Return the mask at each entry of the values."""
     if mask is None:
         return torch.ones_like(values, dtype=torch.bool)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"mask is {kind}; it is a boolean tensor, True where a row counts: mask.bool().")
     check_shapes("It needs one entry for each row, or for each value.", mask=(mask, values.shape[: mask.dim()]))
-    return mask.view(*mask.shape, *[1] * (values.dim() - mask.dim())).expand_as(values)
+    return _at_entries(mask, values)
 
 
 def _check_shapes(input: Tensor, target: Tensor) -> None:
@@ -265,7 +265,7 @@ def _check_shapes(input: Tensor, target: Tensor) -> None:
 
 
 def _difference(input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-    """`input - target`, with neither value nor gradient outside the mask; int64 of whole numbers, as others wrap."""
+    """Return `input - target`, 0 and without gradient outside the mask; integers as int64, because others overflow."""
     _check_shapes(input, target)
     dtype = torch.promote_types(torch.promote_types(input.dtype, target.dtype), torch.int64)
     return torch.where(_entries(input, mask), input.to(dtype) - target.to(dtype), 0.0)

@@ -1,6 +1,6 @@
-"""Metrics of the real rows and known labels only. Each is a number for the rows it gets: join the rows of all batches.
+"""Metrics of the known labels in real rows. Each metric is a number for the given rows: join the rows of all batches.
 
-A prediction of NaN among these rows makes every metric NaN, so that a model that diverged never looks good.
+A prediction of NaN in these rows makes every metric NaN, so that a model that diverged never looks good.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from popgeo.ops.refusals import check_shapes, require
 
 @in_float32
 def accuracy(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The share of real rows whose largest logit is that of their class.
+    """Compute the share of real rows with the largest logit at their class.
 
     Args:
         input: Logits. [rows, num_classes]
@@ -24,10 +24,10 @@ def accuracy(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tenso
         mask: True where the row is real. [rows]
 
     Returns:
-        Between 0 and 1; 0 without any real row. []
+        A number between 0 and 1; 0 without real rows. []
 
     Raises:
-        ValueError: there is not one class for each row of logits, or a class of a real row does not exist.
+        ValueError: the number of classes is not the number of rows of logits, or a class of a real row does not exist.
 
     Example:
         >>> logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [0.0, 9.0]])
@@ -43,11 +43,11 @@ def accuracy(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tenso
 
 @in_float32
 def mean_absolute_error(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """How far off predictions are on average; NaN without any known label.
+    """Compute the mean absolute error of predictions; NaN without known labels.
 
     Args:
         input: Predictions. [rows]
-        target: What they should be, NaN if not measured. [rows]
+        target: True values, NaN if not measured. [rows]
         mask: True where the row is real. [rows]
 
     Example:
@@ -60,7 +60,7 @@ def mean_absolute_error(input: Tensor, target: Tensor, mask: Tensor | None = Non
 
 @in_float32
 def root_mean_squared_error(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The root of the mean squared error; arguments as in `mean_absolute_error`.
+    """Compute the root of the mean squared error; `mean_absolute_error` explains the arguments.
 
     Example:
         >>> root_mean_squared_error(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([-1.0, 4.0, torch.nan]))
@@ -72,7 +72,12 @@ def root_mean_squared_error(input: Tensor, target: Tensor, mask: Tensor | None =
 
 @in_float32
 def pearson_r(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Pearson's correlation, from -1 to 1; NaN where either does not vary. Arguments as in `mean_absolute_error`.
+    """Compute Pearson's correlation, from -1 to 1; NaN if predictions or labels do not vary.
+
+    Args:
+        input: Predictions. [rows]
+        target: True values, NaN if not measured. [rows]
+        mask: True where the row is real. [rows]
 
     Example:
         >>> pearson_r(torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.tensor([-2.0, -4.0, -6.0, torch.nan]))
@@ -86,11 +91,13 @@ def pearson_r(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tens
 
 @in_float32
 def r2_score(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """1 less the squared error over the target's variance: 1 is perfect, 0 as good as the mean, NaN without variance.
+    """Compute R^2, one minus the squared error over the target's variance.
+
+    A perfect prediction has 1, the mean has 0, and a target without variance NaN.
 
     Args:
         input: Predictions. [rows]
-        target: What they should be, NaN if not measured. [rows]
+        target: True values, NaN if not measured. [rows]
         mask: True where the row is real. [rows]
 
     Example:
@@ -105,7 +112,9 @@ def r2_score(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tenso
 
 @in_float32
 def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The chance that a row of class 1 scores above one of class 0, ties counting half: the area under the ROC curve.
+    """Compute the area under the ROC curve: the chance that a row of class 1 scores above a row of class 0.
+
+    Ties count half.
 
     Args:
         input: Scores. [rows]
@@ -113,7 +122,7 @@ def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
         mask: True where the row is real. [rows]
 
     Returns:
-        Between 0 and 1; NaN when one class is missing. []
+        A number between 0 and 1; NaN if a class is missing. []
 
     Raises:
         ValueError: the shapes differ, or a known label of a real row is neither 0 nor 1.
@@ -124,7 +133,7 @@ def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
         tensor(0.7500)
     """
     known, input = _scores(input, target, mask)
-    # Whatever is unknown sorts last and is counted nowhere, next to infinite scores neither. U needs ranks.
+    # Unknown rows sort last and do not count, not even among infinite scores. U is the Mann-Whitney statistic of ranks.
     scores = torch.where(known, input, torch.inf)
     ordered = scores.sort().values
     below = torch.searchsorted(ordered, scores)
@@ -139,12 +148,18 @@ def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
 
 @in_float32
 def average_precision(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The mean, over rows of class 1, of the share of class 1 among rows that score as high or higher.
+    """Compute the average precision: the mean, over rows of class 1, of the precision at their score.
 
-    It is the area under the curve of precision over recall, in steps. Arguments as in `roc_auc`.
+    The precision at a score is the share of class 1 among the rows with this score or a higher one. The result is the
+    area below the step function of precision over recall.
+
+    Args:
+        input: Scores. [rows]
+        target: 0, 1, or NaN if not measured. [rows]
+        mask: True where the row is real. [rows]
 
     Returns:
-        Between 0 and 1; NaN without a row of class 1. []
+        A number between 0 and 1; NaN without a row of class 1. []
 
     Example:
         >>> average_precision(torch.tensor([0.1, 0.4, 0.35, 0.8, 7.0]), torch.tensor([0.0, 0, 1, 1, torch.nan]))
@@ -154,7 +169,7 @@ def average_precision(input: Tensor, target: Tensor, mask: Tensor | None = None)
     positive = known & (target == 1)
 
     def as_high(counted: Tensor) -> Tensor:
-        ordered = torch.where(counted, input, -torch.inf).sort().values  # what is left out is as low as -inf
+        ordered = torch.where(counted, input, -torch.inf).sort().values  # rows that do not count sort first
         return (input.numel() - torch.searchsorted(ordered, input.contiguous())).minimum(counted.sum())
 
     precision = as_high(positive).to(torch.float64) / as_high(known).clamp(min=1)
@@ -165,12 +180,12 @@ def average_precision(input: Tensor, target: Tensor, mask: Tensor | None = None)
 def mean_over_tasks(
     metric: Callable[[Tensor, Tensor, Tensor | None], Tensor], input: Tensor, target: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """A metric's mean over the columns for which it is a number, such as those with labels of both classes.
+    """Compute a metric's mean over tasks, without the tasks that have a NaN, such as tasks with a missing class.
 
     A prediction of NaN for a known label makes the mean NaN.
 
     Args:
-        metric: Any of this file for rows, such as `roc_auc`.
+        metric: A metric of one task, such as `roc_auc`.
         input: Predictions or scores. [rows, num_tasks]
         target: Labels, NaN if not measured. [rows, num_tasks]
         mask: True where the row is real. [rows]
@@ -191,20 +206,20 @@ def mean_over_tasks(
 
 
 def _known(input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-    """Where a label is known and its row is real. [rows]"""
+    """Return the mask of known labels in real rows. [rows]."""
     remedy = "Both need the shape [rows]. Call it for each task, with input[:, task], or mean_over_tasks for all."
     check_shapes(remedy, input=(input, (None,)), target=(target, input.shape))
     return known_labels(target, mask)
 
 
 def _from_first(values: Tensor, known: Tensor) -> Tensor:
-    """How far values are from the first known one: exactly 0 where all are alike, which a mean may miss. [rows]"""
-    values = values.to(torch.promote_types(values.dtype, torch.int64))  # smaller whole numbers wrap
+    """Return values minus the first known value: exactly 0 for equal values, which a mean may miss. [rows]."""
+    values = values.to(torch.promote_types(values.dtype, torch.int64))  # smaller integers overflow
     return values - values.gather(0, known.long().argmax(0, keepdim=True)) if len(values) else values
 
 
 def _scores(input: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Where a label is known and its row is real, and scores as floats: they may be whole, a share is not."""
+    """Return the mask of known labels in real rows, and the scores as floating point numbers."""
     known = _known(input, target, mask)
     odd = known & (target != 0) & (target != 1)
     input = input.to(torch.promote_types(input.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""The small network inside a graph convolution."""
+"""MLP: the small network inside a graph convolution."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from popgeo.nn.norm import make_norm
 
 
 class MLP(nn.Module):
-    """Linear layers with a norm and an activation between them; parameters are named as in PyG's `MLP`.
+    """A stack of linear layers with a norm and an activation between them; parameters are named as in PyG's `MLP`.
 
     Args:
         channels: Channels before the first layer and after each layer.
         act: Activation.
-        act_first: Activate before the norm.
+        act_first: Whether the activation comes before the norm.
         norm: `"batch_norm"`, `"layer_norm"`, `"graph_norm"`, `"instance_norm"` or None.
 
     Example:
@@ -39,7 +39,14 @@ class MLP(nn.Module):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, num_graphs: int | None = None, nodes_mask: Tensor | None = None
     ) -> Tensor:
-        """[num_nodes, channels[0]] -> [num_nodes, channels[-1]]; the other arguments are the norms'."""
+        """Return the last layer's features: [num_nodes, channels[0]] -> [num_nodes, channels[-1]].
+
+        Args:
+            x: Features. [num_nodes, channels[0]]
+            batch: Graph of each node, for the norms. [num_nodes]
+            num_graphs: Graphs in the batch, padding included, for the norms.
+            nodes_mask: True where the node is real, for the norms. [num_nodes]
+        """
         for lin, norm in zip(self.lins, self.norms, strict=False):
             x = lin(x)
             if self.act_first:
@@ -51,4 +58,5 @@ class MLP(nn.Module):
         return self.lins[-1](x)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"act={getattr(self.act, '__name__', self.act)}"

@@ -1,4 +1,4 @@
-"""Which pairs of atoms interact in a model: the one description that all programs of the model keep to."""
+"""The rule of a model for pairs of atoms that interact, which all programs of the model follow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,15 +14,16 @@ from popgeo.ops.refusals import require
 
 @dataclass(frozen=True, kw_only=True)
 class NeighborRule:
-    """Which pairs of atoms interact in a model, whether the model finds them or is given a list of them.
+    """The rule for pairs of atoms that interact in a model, for pairs that the model finds and for listed pairs.
 
     Attributes:
         cutoff: Longest pair, in the unit of the positions.
-        max_num_neighbors: How many neighbors an atom has at most, the nearest ones; None for all within the cutoff,
-            0 if only `search` knows.
-        is_default: Whether the user did not choose this number. It then holds for `search` alone, not for listed pairs.
-        search: Finds edges and their lengths from positions and the molecule of each atom, without images of atoms in
-            a periodic cell. None for a model that is always given a list.
+        max_num_neighbors: Largest number of neighbors of an atom, its nearest ones; None for all within the cutoff, 0
+            if only `search` knows the number.
+        is_default: Whether the number is a default, and not the user's choice. A default holds for `search` only, not
+            for listed pairs.
+        search: Function that finds edges and their lengths from positions and the molecule of each atom, without
+            periodic images. None for a model that requires a list.
     """
 
     cutoff: float
@@ -32,7 +33,7 @@ class NeighborRule:
 
     @classmethod
     def of(cls, search: Any, cutoff: float) -> "NeighborRule":
-        """The rule of a model of this cutoff that finds edges by an interaction graph, of this library or not."""
+        """Return the rule of a model with this cutoff and an interaction graph, of this library or of another."""
         limit = None if isinstance(search, InteractionGraph) else getattr(search, "max_num_neighbors", 0)
         limit = getattr(search, "k", limit)
         own = getattr(search, "cutoff", cutoff)
@@ -41,14 +42,14 @@ class NeighborRule:
         return cls(cutoff=cutoff, max_num_neighbors=limit, is_default=is_default, search=search)
 
     def checked(self, r: Tensor, edge_index: Tensor, num_nodes: int, half_list: bool, listed: Tensor | None) -> Tensor:
-        """The lengths of listed pairs, once it is known that the list has all pairs that interact, and no others.
+        """Return the lengths of listed pairs after the check that the list has exactly the pairs that interact.
 
         Args:
-            r: Lengths; the cutoff, or more, where an edge is absent. [num_edges]
-            edge_index: Neighbor and centre of each edge. [2, num_edges]
+            r: Lengths; at least the cutoff for absent edges. [num_edges]
+            edge_index: Neighbor and center of each edge. [2, num_edges]
             num_nodes: Atoms.
             half_list: Whether each pair is listed once.
-            listed: The distance up to which pairs of each graph are listed, 0 for padding. [num_graphs]
+            listed: Distance up to which pairs of each graph are listed, 0 for padding. [num_graphs]
 
         Raises:
             ValueError: pairs are missing, or an atom has more neighbors than the rule allows.
@@ -58,14 +59,14 @@ class NeighborRule:
             short = (listed > 0) & (listed < reach)
             r = require(~short.any(), r, lambda: self._why_short(float(listed[short].min())))
         if self.max_num_neighbors and not self.is_default:
-            near = (r < self.cutoff).float().repeat(2 if half_list else 1)  # counted exactly in every precision
+            near = (r < self.cutoff).float().repeat(2 if half_list else 1)  # float32 counts exactly
             centres = edge_index.flatten() if half_list else edge_index[1]
             counts = global_add_pool(near.unsqueeze(1), centres, num_nodes)
             r = require((counts <= self.max_num_neighbors).all(), r, lambda: self.why_not_all(int(counts.max())))
         return r
 
     def why_not_all(self, count: int) -> str:
-        """Why a list with this number of neighbors of one atom is not what the model takes."""
+        """Return the message for a list with more neighbors of an atom than the model takes."""
         most = f"the nearest {self.max_num_neighbors}" if self.max_num_neighbors else "an unknown number"
         return (
             f"An atom has {count} neighbors within {self.cutoff:.6g}, and the model takes {most} of them: its "
@@ -74,7 +75,7 @@ class NeighborRule:
         )
 
     def why_listed(self) -> str:
-        """Why structures that repeat need a list of pairs."""
+        """Return the message for a structure that repeats and has no list of pairs."""
         return (
             "A structure repeats (pbc, cell), and its pairs are not listed with their images: it would be predicted as "
             f"a molecule. Read it with popgeo.convert.read_atoms(cutoff={self.cutoff:.6g}), or pass "

@@ -1,4 +1,4 @@
-"""Noisy nodes: categories of atoms or bonds are corrupted in training, and the model has to tell what they were."""
+"""Noisy nodes: training corrupts categories of atoms or bonds, and the model learns to predict the original ones."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,18 @@ from popgeo.ops.refusals import check_shapes
 
 
 class Denoiser(nn.Module):
-    """Corrupts categories and predicts what they were (arXiv:2106.07971; sec. 4.3 of arXiv:2212.02229 for categories).
+    """A module that corrupts categories and predicts the original ones.
 
-    The model sees `corrupt(x)`; the error of `loss`, on what it made of each row, is added to its own.
+    The method is that of arXiv:2106.07971, for categories as in sec. 4.3 of arXiv:2212.02229. Pass `corrupt(x)` to the
+    model, and add `loss`, computed on the model's features of each row, to the model's own loss.
 
     Args:
-        channels: Features that the model makes of a row.
-        num_kinds: Kinds of each column.
-        probability: That an entry is replaced by a kind drawn evenly, in training.
+        channels: Features of a row in the model's result.
+        num_kinds: Number of categories in each column.
+        probability: Probability that training replaces an entry by a uniformly drawn category.
 
     Raises:
-        ValueError: no columns, one without kinds, or a probability outside 0 to 1.
+        ValueError: there is no column, a column has no categories, or the probability is outside 0 to 1.
 
     Example:
         >>> denoiser = Denoiser(channels=4, num_kinds=[9, 2], probability=0.5)
@@ -46,24 +47,24 @@ class Denoiser(nn.Module):
         self.register_buffer("kinds", torch.tensor(self.num_kinds), persistent=False)
 
     def corrupt(self, x: Tensor) -> Tensor:
-        """In training the categories with some replaced; otherwise as they are. int64 [rows, columns]"""
+        """Replace some categories in training; otherwise return them unchanged. int64 [rows, columns]."""
         if not self.training or self.probability == 0:
             return x
         draw = torch.rand(x.shape, device=x.device)
-        # Below the probability the draw itself, stretched, says which kind: it is even there too.
+        # A draw below the probability is uniform there, so that, scaled up, it also chooses the kind.
         kind = (draw / self.probability * self.kinds).long().clamp(min=0).minimum(self.kinds - 1)
         return torch.where(draw < self.probability, kind, x)
 
     def loss(self, rows: Tensor, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy over real rows and columns.
+        """Compute the mean cross-entropy over real rows and columns.
 
         Args:
-            rows: What the model made of each row. [rows, channels]
-            x: The categories before they were corrupted. int64 [rows, columns]
+            rows: The model's features of each row. [rows, channels]
+            x: Original categories. int64 [rows, columns]
             mask: True where the row is real. [rows]
 
         Raises:
-            ValueError: there are not as many columns as `num_kinds` says.
+            ValueError: the number of columns is not that of `num_kinds`.
         """
         check_shapes(f"It needs {len(self.num_kinds)} columns of categories.", x=(x, (None, len(self.num_kinds))))
         logits = self.lin(rows).split(self.num_kinds, 1)
@@ -71,4 +72,5 @@ class Denoiser(nn.Module):
         return torch.stack(losses).mean()
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"num_kinds={self.num_kinds}, probability={self.probability}"

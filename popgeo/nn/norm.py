@@ -1,4 +1,4 @@
-"""Normalisation whose statistics never see padding. Parameter names are PyG's, so that its checkpoints load."""
+"""Norms with statistics without padding. Parameter names are PyG's, so that its checkpoints load."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -14,24 +14,24 @@ from popgeo.ops.refusals import check_choice
 
 
 class Norm(nn.Module):
-    """What all norms are called with, whether they look at graphs and padding or not."""
+    """The base class of all norms; each of them takes the same arguments."""
 
     def forward(
         self, x: Tensor, batch: Tensor | None = None, num_graphs: int | None = None, nodes_mask: Tensor | None = None
     ) -> Tensor:
-        """Normalised features.
+        """Return normalised features.
 
         Args:
             x: Features. [num_nodes, in_channels]
-            batch: Graph of each node; one graph when left out. [num_nodes]
-            num_graphs: Graphs in the batch, padding included; norms of graphs need it with `batch`.
+            batch: Graph of each node. Default: one graph. [num_nodes]
+            num_graphs: Graphs in the batch, padding included; norms of graphs require it with `batch`.
             nodes_mask: True where the node is real. [num_nodes]
 
         Returns:
             [num_nodes, in_channels]
 
         Raises:
-            ValueError: a mask was passed as `batch`, or `batch` without `num_graphs` to a norm of graphs.
+            ValueError: `batch` is a mask, or a norm of graphs gets `batch` without `num_graphs`.
         """
         if batch is not None and batch.dtype == torch.bool:
             raise ValueError("batch is boolean, as masks are; it numbers the graph of each node. Pass nodes_mask=.")
@@ -39,18 +39,18 @@ class Norm(nn.Module):
 
     @abstractmethod
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
-        """As `forward`, of which all arguments are given."""
+        """Return normalised features; `forward` explains the arguments."""
 
 
 class LayerNorm(Norm, nn.LayerNorm):
-    """Normalises each node over its own channels (arXiv:1607.06450), so no other row can matter.
+    """A norm of each node over its own channels (arXiv:1607.06450), so that no other row has an influence.
 
-    PyG's `LayerNorm` takes one mean over all nodes of the batch unless told `mode="node"`: then padding leaks in.
+    PyG's `LayerNorm` takes one mean over all nodes of a graph, or of the batch, unless `mode="node"` is set.
 
     Args:
         in_channels: Channels of a node.
-        eps: Added to the variance.
-        affine: Learn a scale and a shift for each channel.
+        eps: Number added to the variance.
+        affine: Whether to learn a scale and a shift for each channel.
 
     Example:
         >>> LayerNorm(2)(torch.tensor([[1.0, 3.0], [0.0, 200.0]]))
@@ -63,24 +63,26 @@ class LayerNorm(Norm, nn.LayerNorm):
         self.in_channels = in_channels
 
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
+        """Return each node's features, normalised over its channels."""
         return F.layer_norm(x, (self.in_channels,), self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"{self.in_channels}, eps={self.eps}, affine={self.elementwise_affine}"
 
 
 class BatchNorm(Norm):
-    """Normalises each channel over the real nodes of the batch (arXiv:1502.03167); so do the running statistics.
+    """A norm of each channel over the real nodes of the batch (arXiv:1502.03167), also in its running statistics.
 
-    Its `state_dict` has the keys of PyG's norm. A checkpoint of `torch.nn.BatchNorm1d` loads too, and the attribute
-    `module` is a `BatchNorm1d`, for the way back.
+    The `state_dict` has the keys of PyG's norm. A checkpoint of `torch.nn.BatchNorm1d` loads too, and the attribute
+    `module` is a `BatchNorm1d` with the same weights.
 
     Args:
         in_channels: Channels of a node.
-        eps: Added to the variance.
+        eps: Number added to the variance.
         momentum: Share of a new batch in the running statistics; None averages all batches equally.
-        affine: Learn a scale and a shift for each channel.
-        track_running_stats: Keep running statistics and use them in evaluation.
+        affine: Whether to learn a scale and a shift for each channel.
+        track_running_stats: Whether to keep running statistics and use them in evaluation.
 
     Example:
         >>> x, nodes_mask = torch.tensor([[1.0], [3.0], [999.0]]), torch.tensor([True, True, False])
@@ -97,14 +99,15 @@ class BatchNorm(Norm):
         track_running_stats: bool = True,
     ) -> None:
         super().__init__()
-        # Holds parameters and statistics under PyG's names; its own forward pass would count padding.
+        # It holds parameters and statistics by PyG's names; its own forward pass, which counts padding, is not used.
         self.module = nn.BatchNorm1d(in_channels, eps, momentum, affine, track_running_stats)
 
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
+        """Return features that are normalised over the real nodes of the batch."""
         return batch_normalized(self.module, x, nodes_mask)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        for name in self.module.state_dict():  # as torch.nn.BatchNorm1d calls them
+        for name in self.module.state_dict():  # the names of torch.nn.BatchNorm1d
             if prefix + name in state_dict:
                 state_dict[f"{prefix}module.{name}"] = state_dict.pop(prefix + name)
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -112,7 +115,10 @@ class BatchNorm(Norm):
 
 @in_float32
 def batch_normalized(module: nn.BatchNorm1d, x: Tensor, nodes_mask: Tensor | None) -> Tensor:
-    """What a norm of batches returns for the real rows, with whose statistics its own move; padding is scaled alike."""
+    """Normalise rows by the statistics of the real rows, and update the module's running statistics.
+
+    Padding rows are scaled in the same way.
+    """
     running_mean, running_var = module.running_mean, module.running_var
     if running_mean is not None and running_var is not None and not module.training:
         mean, var = running_mean, running_var.to(x.dtype)
@@ -123,16 +129,16 @@ def batch_normalized(module: nn.BatchNorm1d, x: Tensor, nodes_mask: Tensor | Non
 
 
 def _statistics(module: nn.BatchNorm1d, x: Tensor, nodes_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the real rows; the running ones move towards them."""
+    """Return mean and variance of the real rows, after an update of the running statistics."""
     if nodes_mask is None:
         nodes_mask = torch.ones_like(x[:, 0], dtype=torch.bool)
     mask = nodes_mask.unsqueeze(1)
-    is_real = nodes_mask.any()  # of padding alone nothing is learned
+    is_real = nodes_mask.any()  # a batch of padding alone updates nothing
     num_nodes = nodes_mask.sum().clamp(min=1).to(x.dtype)
     mean = torch.where(mask, x, 0.0).sum(0) / num_nodes
     var = torch.where(mask, x - mean, 0.0).square().sum(0) / num_nodes
     if module.running_mean is not None and module.running_var is not None:
-        assert module.num_batches_tracked is not None, "BatchNorm1d counts whenever it tracks"
+        assert module.num_batches_tracked is not None, "BatchNorm1d counts batches if it tracks statistics"
         with torch.no_grad():
             module.num_batches_tracked.add_(is_real)
             share = 1 / module.num_batches_tracked.to(x.dtype) if module.momentum is None else module.momentum
@@ -142,11 +148,11 @@ def _statistics(module: nn.BatchNorm1d, x: Tensor, nodes_mask: Tensor | None) ->
 
 
 class GraphNorm(Norm):
-    """Normalises each channel over the nodes of one graph, keeping a learned share of the mean (arXiv:2009.03294).
+    """A norm of each channel over the nodes of one graph, with a learned share of the mean (arXiv:2009.03294).
 
     Args:
         in_channels: Channels of a node.
-        eps: Added to the variance.
+        eps: Number added to the variance.
 
     Example:
         >>> x, batch = torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1])
@@ -163,6 +169,7 @@ class GraphNorm(Norm):
 
     @in_float32
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
+        """Return features that are normalised over each graph, with a share of the mean kept."""
         batch, num_graphs = _graphs(x, batch, num_graphs, nodes_mask)
         mean = global_mean_pool(x, batch, num_graphs)
         out = x - gather(mean, batch) * self.mean_scale
@@ -170,18 +177,19 @@ class GraphNorm(Norm):
         return self.weight * out * gather((var + self.eps).rsqrt(), batch) + self.bias
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"{len(self.weight)}, eps={self.eps}"
 
 
 class InstanceNorm(Norm, nn.InstanceNorm1d):
-    """Normalises each channel over the nodes of one graph (arXiv:1607.08022).
+    """A norm of each channel over the nodes of one graph (arXiv:1607.08022).
 
     Args:
         in_channels: Channels of a node.
-        eps: Added to the variance.
+        eps: Number added to the variance.
         momentum: Share of a new batch in the running statistics, which average over real graphs.
-        affine: Learn a scale and a shift for each channel.
-        track_running_stats: Keep running statistics and use them in evaluation.
+        affine: Whether to learn a scale and a shift for each channel.
+        track_running_stats: Whether to keep running statistics and use them in evaluation.
 
     Example:
         >>> x, batch = torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1])
@@ -206,6 +214,7 @@ class InstanceNorm(Norm, nn.InstanceNorm1d):
 
     @in_float32
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
+        """Return features that are normalised over each graph."""
         batch, num_graphs = _graphs(x, batch, num_graphs, nodes_mask)
         if self.track_running_stats and not self.training:
             out = (x - self.running_mean) * (self.running_var.to(x.dtype) + self.eps).rsqrt()
@@ -238,7 +247,7 @@ NORMS: dict[str, Callable[..., nn.Module]] = {
 
 
 def make_norm(name: str | None, in_channels: int) -> nn.Module | None:
-    """The norm of this name, or None.
+    """Return a norm by its name, or None if the name is None.
 
     Raises:
         ValueError: no norm has this name.
@@ -252,12 +261,12 @@ def make_norm(name: str | None, in_channels: int) -> nn.Module | None:
 
 
 def _unbiased(var: Tensor, num_nodes: Tensor) -> Tensor:
-    """The variance as estimated from that many nodes."""
+    """Return the unbiased estimate of a variance from this number of nodes."""
     return var * (num_nodes / (num_nodes - 1).clamp(min=1))
 
 
 def _graphs(x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> tuple[Tensor, int]:
-    """The graph of each node and their number; when nothing is said one graph, and another of its padding."""
+    """Return the graph of each node and the number of graphs. Default: one graph, and a second graph of padding."""
     if batch is None and nodes_mask is not None:
         return (~nodes_mask).long(), 2
     if batch is None:

@@ -1,4 +1,4 @@
-"""What is known of each pair of nodes of a graph, as a bias of attention."""
+"""PairBias: features of each pair of nodes of a graph as a bias of attention."""
 
 import torch
 from torch import Tensor, nn
@@ -8,16 +8,16 @@ from popgeo.nn.radial import GaussianSmearing
 
 
 class PairBias(nn.Module):
-    """B = B_SPD + B_3D: a learned number for each count of hops, and a function of the distance in space.
+    """The bias B = B_SPD + B_3D: a learned number for each number of hops, and a function of the distance in space.
 
-    B_SPD is eq. 6 of arXiv:2106.05234, B_3D expands distances in Gaussians, sec. 3.1 of arXiv:2210.01765; GPS++ adds
-    both (arXiv:2212.02229, sec. 3.3). Either may be left out. All layers of a model share it.
+    B_SPD is eq. 6 of arXiv:2106.05234. B_3D expands distances in Gaussians, sec. 3.1 of arXiv:2210.01765. GPS++ adds
+    both (arXiv:2212.02229, sec. 3.3); one of them may be left out. All layers of a model share the bias.
 
     Args:
         heads: Attention heads, each with its own bias.
-        max_hops: As in `ShortestPaths`; None leaves hops out.
-        cutoff: Centre of the last Gaussian, in the unit of the distances; None leaves distances out.
-        num_gaussians: How many expand a distance.
+        max_hops: Largest number of hops, as in `ShortestPaths`; None leaves hops out.
+        cutoff: Center of the last Gaussian, in the unit of the distances; None leaves distances out.
+        num_gaussians: Gaussians that expand a distance.
 
     Raises:
         ValueError: both parts are left out.
@@ -47,24 +47,24 @@ class PairBias(nn.Module):
     def forward(
         self, hops: Tensor | None = None, distance: Tensor | None = None, nodes_mask: Tensor | None = None
     ) -> Tensor:
-        """A bias for each node, each place in its graph, and each head.
+        """Return a bias for each node, each place in its graph, and each head.
 
         Args:
-            hops: From `ShortestPaths`. [num_nodes, max_num_nodes]
-            distance: From `PairDistances`. [num_nodes, max_num_nodes]
-            nodes_mask: True where the node is real; what padding rows hold does not matter then. [num_nodes]
+            hops: Result of `ShortestPaths`. [num_nodes, max_num_nodes]
+            distance: Result of `PairDistances`. [num_nodes, max_num_nodes]
+            nodes_mask: True where the node is real. With it padding rows may hold any values. [num_nodes]
 
         Returns:
             [num_nodes, max_num_nodes, heads]
 
         Raises:
-            ValueError: what the module was made for is missing, or what it was not made for is given.
+            ValueError: an argument is missing, or an argument is given for a part that was left out.
         """
         for name, given, made in (("hops", hops, self.of_hops), ("distance", distance, self.of_distance)):
             if (given is None) != (made is None):
                 part = "max_hops" if name == "hops" else "cutoff"
                 problem = "is missing" if given is None else f"is given, but PairBias was made with {part}=None"
-                raise ValueError(f"{name} {problem}. Pass {name} where {part} is set, and only there.")
+                raise ValueError(f"{name} {problem}. Pass {name} if, and only if, {part} is set.")
         bias: Tensor | None = None
         if hops is not None and self.of_hops is not None:
             if nodes_mask is not None:
@@ -75,8 +75,9 @@ class PairBias(nn.Module):
                 distance = torch.where(nodes_mask.unsqueeze(1), distance, 0.0)
             of_distance = self.of_distance(self.smearing(distance)).view(*distance.shape, self.heads)
             bias = of_distance if bias is None else bias + of_distance
-        assert bias is not None, "checked by __init__"
+        assert bias is not None, "__init__ checks it"
         return bias
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"heads={self.heads}, max_hops={self.max_hops}, cutoff={self.cutoff}"

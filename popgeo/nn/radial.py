@@ -1,4 +1,4 @@
-"""Functions of a distance: the basis that expands it, the envelope that ends it, the activation of the filters."""
+"""Functions of a distance: bases that expand it, envelopes that end filters, and the activation of filter networks."""
 
 import math
 
@@ -12,17 +12,18 @@ from popgeo.ops.shifted_softplus import shifted_softplus
 
 
 class GaussianSmearing(nn.Module):
-    """Expands distances in Gaussians of equal width and spacing, exp(-(r - mu)^2 / (2 spacing^2)), arXiv:1706.08566.
+    """A basis of Gaussians of equal width and spacing, exp(-(r - mu)^2 / (2 spacing^2)), arXiv:1706.08566.
 
-    Below e^-60 a Gaussian is exactly 0 (`popgeo.ops.exp_or_zero`): no denormal number, nor what a weight makes one of.
+    Below e^-60 a Gaussian is exactly 0 (`popgeo.ops.exp_or_zero`), so that neither it nor its product with a weight is
+    a denormal number.
 
     Args:
-        start: Centre of the first Gaussian, in the unit of the distances.
-        stop: Centre of the last one.
-        num_gaussians: How many there are, at least 2.
+        start: Center of the first Gaussian, in the unit of the distances.
+        stop: Center of the last Gaussian.
+        num_gaussians: Number of Gaussians, at least 2.
 
     Raises:
-        ValueError: fewer than two Gaussians, which have no spacing.
+        ValueError: there are fewer than two Gaussians, which have no spacing.
 
     Example:
         >>> GaussianSmearing(0.0, 2.0, num_gaussians=3)(torch.tensor([1.0]))
@@ -35,23 +36,24 @@ class GaussianSmearing(nn.Module):
         super().__init__()
         check_least(2, "The width of Gaussians is their spacing.", num_gaussians=num_gaussians)
         self.register_buffer("offset", torch.linspace(start, stop, num_gaussians))
-        with_numbers = torch.linspace(start, stop, num_gaussians, device="cpu")  # which "meta" does not have
-        self.coeff = -0.5 / float(with_numbers[1] - with_numbers[0]) ** 2
+        centers = torch.linspace(start, stop, num_gaussians, device="cpu")  # on "meta" they would have no values
+        self.coeff = -0.5 / float(centers[1] - centers[0]) ** 2
 
     def forward(self, dist: Tensor) -> Tensor:
-        """Distances of any shape, flattened. [num_edges] -> [num_edges, num_gaussians]"""
+        """Expand distances of any shape, flattened: [num_edges] -> [num_edges, num_gaussians]."""
         return exp_or_zero(self.coeff * (dist.reshape(-1, 1) - self.offset).square())
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"start={float(self.offset[0]):g}, stop={float(self.offset[-1]):g}, num_gaussians={len(self.offset)}"
 
 
 class BesselBasis(nn.Module):
-    """Expands distances in sin(n pi r / cutoff) / r, n = 1, 2, ..., arXiv:2003.03123, eq. 7, without its constant.
+    """A basis of sin(n pi r / cutoff) / r, n = 1, 2, ..., arXiv:2003.03123, eq. 7, without its constant.
 
     Args:
-        cutoff: Where all of them are 0, in the unit of the distances.
-        num_radial: How many there are.
+        cutoff: Distance at which all functions are 0.
+        num_radial: Number of functions.
 
     Raises:
         ValueError: the cutoff or the number is not positive.
@@ -71,23 +73,24 @@ class BesselBasis(nn.Module):
         self.register_buffer("frequency", torch.arange(1, num_radial + 1) * (math.pi / cutoff))
 
     def forward(self, dist: Tensor) -> Tensor:
-        """Distances of any shape, flattened. [num_edges] -> [num_edges, num_radial]"""
+        """Expand distances of any shape, flattened: [num_edges] -> [num_edges, num_radial]."""
         r = dist.reshape(-1, 1)
-        apart = r != 0  # and a NaN stays one
-        safe = torch.where(apart, r, 1.0)  # at 0 the limit, which has no slope, is in
+        apart = r != 0  # also true for NaN, which stays NaN
+        safe = torch.where(apart, r, 1.0)  # at 0 the result is the limit, which has no slope
         return torch.where(apart, torch.sin(self.frequency * safe) / safe, self.frequency)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"cutoff={self.cutoff}, num_radial={len(self.frequency)}"
 
 
 class CosineEnvelope(nn.Module):
-    """Falls from 1 at distance 0 to exactly 0 at the cutoff: (cos(pi r / cutoff) + 1) / 2, and 0 beyond.
+    """An envelope that falls from 1 at distance 0 to exactly 0 at the cutoff: (cos(pi r / cutoff) + 1) / 2.
 
-    A distance of NaN, which says that no result can be right, stays NaN.
+    Beyond the cutoff it is 0. A distance of NaN, the mark of a wrong input, stays NaN.
 
     Args:
-        cutoff: Where it ends, in the unit of the distances.
+        cutoff: Distance from which on the envelope is 0.
 
     Example:
         >>> CosineEnvelope(cutoff=4.0)(torch.tensor([0.0, 2.0, 4.0, 5.0]))
@@ -99,19 +102,20 @@ class CosineEnvelope(nn.Module):
         self.cutoff = cutoff
 
     def forward(self, dist: Tensor) -> Tensor:
-        """[num_edges] -> [num_edges]"""
+        """Return the envelope at distances: [num_edges] -> [num_edges]."""
         return torch.where(dist >= self.cutoff, 0.0, 0.5 * (torch.cos(dist * (math.pi / self.cutoff)) + 1.0))
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"cutoff={self.cutoff}"
 
 
 class PolynomialEnvelope(nn.Module):
-    """Falls from 1 at distance 0 to exactly 0 at the cutoff with two continuous derivatives, arXiv:2003.03123, eq. 8.
+    """An envelope that falls from 1 to 0 at the cutoff with two continuous derivatives, arXiv:2003.03123, eq. 8.
 
     Args:
-        cutoff: Where it ends, in the unit of the distances.
-        exponent: p of the paper; the larger, the longer it stays near 1.
+        cutoff: Distance from which on the envelope is 0.
+        exponent: p of the paper; with a larger p the envelope stays near 1 for longer.
 
     Example:
         >>> PolynomialEnvelope(cutoff=4.0)(torch.tensor([0.0, 2.0, 4.0, 5.0]))
@@ -123,25 +127,26 @@ class PolynomialEnvelope(nn.Module):
         self.cutoff, self.exponent = cutoff, exponent
 
     def forward(self, dist: Tensor) -> Tensor:
-        """[num_edges] -> [num_edges]"""
-        # Where d^p is below 1e-18 it changes nothing, and is denormal soon.
+        """Return the envelope at distances: [num_edges] -> [num_edges]."""
+        # A d^p below 1e-18 does not change the result, and smaller d have denormal powers.
         p, d = self.exponent, F.threshold(dist / self.cutoff, 1e-18 ** (1 / self.exponent), 0.0)
         fall = 0.5 * (p + 1) * (p + 2) - p * (p + 2) * d + 0.5 * p * (p + 1) * d.square()
         return torch.where(d >= 1.0, 0.0, 1.0 - _power(d, p) * fall)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"cutoff={self.cutoff}, exponent={self.exponent}"
 
 
 def envelope_for(cutoff: float, envelope: nn.Module | None) -> nn.Module:
-    """The envelope of a model: as given, or `CosineEnvelope(cutoff)`.
+    """Return the envelope of a model after a check, or `CosineEnvelope(cutoff)`.
 
-    Absent edges have the length of the cutoff or more. An envelope that is not 0 there would let them send messages,
-    and results would depend on the number of slots.
+    Absent edges have the length of the cutoff or more. If the envelope were not 0 there, they would send messages, and
+    results would depend on the number of slots.
 
     Args:
         cutoff: Longest edge of the model, in the unit of the distances.
-        envelope: What ends the filters; None for the cosine.
+        envelope: Module that ends the filters. Default: `CosineEnvelope(cutoff)`.
 
     Raises:
         ValueError: the envelope is not 0 from the cutoff on.
@@ -166,7 +171,7 @@ def envelope_for(cutoff: float, envelope: nn.Module | None) -> nn.Module:
 
 
 def _power(d: Tensor, exponent: int) -> Tensor:
-    """d to a whole power by products; where a machine has no instruction for powers, `pow` takes far longer."""
+    """Compute d to an integer power by products; on a machine without an instruction for powers `pow` is far slower."""
     power = d
     for bit in f"{exponent:b}"[1:]:
         power = power * power * d if bit == "1" else power * power
@@ -174,12 +179,12 @@ def _power(d: Tensor, exponent: int) -> Tensor:
 
 
 class ShiftedSoftplus(nn.Module):
-    """ln(e^x / 2 + 1 / 2), which is 0 at 0 (arXiv:1706.08566).
+    """The activation ln(e^x / 2 + 1 / 2), which is 0 at 0 (arXiv:1706.08566).
 
     Args:
-        stable: Compute `max(x, 0) + log1p(e^-|x|) - ln 2`, right for every x. Otherwise log(0.5 e^x + 0.5), one
-            exponential and one logarithm, infinite above x = 88 in float32 and through denormal numbers below -87: the
-            fast form of machines without softplus.
+        stable: Whether to compute `max(x, 0) + log1p(e^-|x|) - ln 2`, which is correct for every x. Otherwise compute
+            log(0.5 e^x + 0.5), the fast form on machines without softplus: it needs one exponential and one logarithm,
+            is infinite above x = 88 in float32, and uses denormal numbers below -87.
 
     Example:
         >>> ShiftedSoftplus()(torch.tensor([-200.0, 0.0, 200.0]))
@@ -191,8 +196,9 @@ class ShiftedSoftplus(nn.Module):
         self.stable = stable
 
     def forward(self, x: Tensor) -> Tensor:
-        """Elementwise, any shape."""
+        """Return the activated features, of the same shape."""
         return shifted_softplus(x) if self.stable else torch.log(0.5 * torch.exp(x) + 0.5)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"stable={self.stable}"

@@ -1,4 +1,4 @@
-"""Ranks of right answers among candidates: filtered, fair to ties, and what is made of them."""
+"""Ranks of correct answers among candidates, filtered and fair to ties, and metrics of these ranks."""
 
 import operator
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from popgeo.ops.refusals import check_least, check_shapes, refuse_index
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranks:
-    """The rank of the right answer of each query, 1 the best.
+    """The rank of each query's correct answer; 1 is the best.
 
-    Where others score exactly as much as the right one, its rank lies between two: that of a friend who sorts it first
-    among them, and of a foe who sorts it last. Their mean is what chance would give, so that a model which scores all
-    alike is not called good.
+    If other candidates have exactly the same score, the rank lies between two numbers: the optimistic rank counts the
+    correct answer first among them, the pessimistic rank last. Their mean is the expectation for a random order, so
+    that a model with equal scores for all candidates gets no good rank.
 
     Attributes:
-        optimistic: 1 and the candidates that score more. [num_queries]
-        pessimistic: The same and those that score as much. [num_queries]
+        optimistic: 1 + the number of candidates with a higher score. [num_queries]
+        pessimistic: The optimistic rank + the number of candidates with the same score. [num_queries]
 
     Example:
         >>> ranks = Ranks(optimistic=torch.tensor([1, 2]), pessimistic=torch.tensor([1, 6]))
@@ -33,49 +33,50 @@ class Ranks:
 
     @property
     def realistic(self) -> Tensor:
-        """The mean of both. float64 [num_queries]"""
+        """The mean of the optimistic and the pessimistic rank. float64 [num_queries]."""
         return (self.optimistic + self.pessimistic).double() / 2
 
     def mrr(self) -> float:
-        """The mean of 1 / rank."""
+        """Return the mean reciprocal rank."""
         return float((1 / self.realistic).mean())
 
     def hits(self, k: int) -> float:
-        """The share of queries whose rank is at most k."""
+        """Return the share of queries with a rank of at most k."""
         return float((self.realistic <= k).double().mean())
 
     def mean_rank(self) -> float:
-        """The mean rank."""
+        """Return the mean rank."""
         return float(self.realistic.mean())
 
     def hits_among(self, num_negatives: int, k: int, num_candidates: Tensor) -> float:
-        """The share of queries whose answer is among the first k of itself and some negatives, drawn from the others.
+        """Return the expected share of answers among the first k of answer and randomly drawn negatives.
 
-        Inductive link prediction is measured with 50 negatives; the expectation over their draws needs none of them.
+        Inductive link prediction is measured with 50 negatives. This is the expectation over their draws, so nothing is
+        drawn.
 
         Args:
-            num_negatives: Negatives that are drawn for each query, with replacement.
+            num_negatives: Negatives of each query, drawn with replacement.
             k: First places that count.
-            num_candidates: Candidates that each query was ranked among, the answer not counted. [num_queries]
+            num_candidates: Candidates of each query, without the answer. [num_queries]
 
         Raises:
-            ValueError: `k` is below 1, there are no negatives, or there is not one number of candidates for each query.
+            ValueError: `k` is below 1, there are no negatives, or `num_candidates` has the wrong shape.
 
         Example:
             >>> ranks = Ranks(optimistic=torch.tensor([51]), pessimistic=torch.tensor([51]))
-            >>> ranks.hits_among(2, k=1, num_candidates=torch.tensor([100]))  # half of them score less, twice
+            >>> ranks.hits_among(2, k=1, num_candidates=torch.tensor([100]))  # half of them score lower, twice
             0.25
         """
         check_least(1, k=k, num_negatives=num_negatives)
         check_shapes("Give one number for each rank.", num_candidates=(num_candidates, self.optimistic.shape))
         above = ((self.realistic - 1) / num_candidates.clamp(min=1)).clamp(max=1)  # a negative's chance to score higher
-        n, most = operator.index(num_negatives), operator.index(k) - 1  # at most this number may score higher
-        chance = bdtr(min(most, n), n, above.cpu().numpy())  # that this holds: the binomial distribution
+        n, most = operator.index(num_negatives), operator.index(k) - 1  # number of negatives that may score higher
+        chance = bdtr(min(most, n), n, above.cpu().numpy())  # the binomial distribution function
         return float(torch.from_numpy(chance).mean())
 
     @staticmethod
     def join(*parts: "Ranks") -> "Ranks":
-        """The ranks of several sets of queries as one."""
+        """Join the ranks of several sets of queries."""
         return Ranks(
             optimistic=torch.cat([part.optimistic for part in parts]),
             pessimistic=torch.cat([part.pessimistic for part in parts]),
@@ -83,22 +84,23 @@ class Ranks:
 
 
 def filtered_ranks(scores: Tensor, target: Tensor, known: Tensor | None = None) -> Ranks:
-    """The rank of each query's answer among all candidates that are not answers too.
+    """Rank each query's answer among all candidates that are no other known answers.
 
-    For a few candidates that are scored anyway; `rank_entities` scores and ranks a whole graph's in blocks.
+    Use it for given scores of a few candidates; `rank_entities` scores and ranks all entities of a graph in blocks.
 
     Args:
-        scores: Higher is better; -inf for what is not a candidate. [num_queries, num_candidates]
-        target: The answer of each query. [num_queries]
-        known: True where a candidate is an answer that is known, the target or another; only the target is ranked.
+        scores: Scores, higher for better candidates, and -inf for entries that are no candidates.
+            [num_queries, num_candidates]
+        target: Answer of each query. [num_queries]
+        known: True where a candidate is a known answer, including the target; other known answers are not ranked.
             [num_queries, num_candidates]
 
     Returns:
         The ranks of the queries, in order.
 
     Raises:
-        ValueError: shapes do not fit, a target is out of range, `known` is not boolean, or a score is NaN, which no
-            order knows.
+        ValueError: shapes do not fit, a target is out of range, `known` is not boolean, or a score is NaN and has no
+            order.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5, 0.5, 0.1]])

@@ -1,4 +1,4 @@
-"""From nodes to graphs and to edges: the last module of a model."""
+"""Readouts: the last module of a model, from nodes to graphs or to edges."""
 
 from collections.abc import Callable
 
@@ -17,11 +17,11 @@ READOUTS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
 
 
 class AttentionalAggregation(nn.Module):
-    """A graph is the average of its nodes, weighted by a learned softmax score (arXiv:1904.12787, eq. 3).
+    """The average of each graph's nodes, weighted by a learned softmax score (arXiv:1904.12787, eq. 3).
 
     Args:
-        gate_nn: Scores the nodes: [num_nodes, channels] -> [num_nodes, 1], or one score for each channel.
-        nn: Maps the nodes before they are averaged; they stay as they are when left out.
+        gate_nn: Module that scores the nodes: [num_nodes, channels] -> [num_nodes, 1], or one score per channel.
+        nn: Module that maps the nodes before they are averaged. Default: the nodes themselves.
 
     Example:
         >>> pool = AttentionalAggregation(nn.Linear(4, 1))
@@ -34,13 +34,13 @@ class AttentionalAggregation(nn.Module):
         self.gate_nn, self.nn = gate_nn, nn
 
     def forward(self, x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-        """[num_nodes, channels], graph of each node [num_nodes] -> [num_graphs, channels]"""
+        """Return a row per graph: [num_nodes, channels], graph of each node [num_nodes] -> [num_graphs, channels]."""
         weight = global_softmax(self.gate_nn(x), batch, num_graphs)
         return global_add_pool(weight * (x if self.nn is None else self.nn(x)), batch, num_graphs)
 
 
 class InnerProductDecoder(nn.Module):
-    """Scores an edge by the inner product of its ends (arXiv:1611.07308).
+    """A decoder that scores an edge by the inner product of its ends (arXiv:1611.07308).
 
     Example:
         >>> InnerProductDecoder()(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0], [1]]))
@@ -48,7 +48,7 @@ class InnerProductDecoder(nn.Module):
     """
 
     def forward(self, z: Tensor, edge_index: Tensor, edges_mask: Tensor | None = None) -> Tensor:
-        """A logit for each edge, 0 if it is absent. [num_nodes, channels], [2, num_edges] -> [num_edges]"""
+        """Return a logit per edge, 0 for absent edges: [num_nodes, channels], [2, num_edges] -> [num_edges]."""
         check_ends(edge_index)
         score = (gather(z, edge_index[0]) * gather(z, edge_index[1])).sum(1)
         return score if edges_mask is None else torch.where(edges_mask, score, 0.0)

@@ -1,4 +1,4 @@
-"""Classes are integers that exist: what losses and metrics of classes ask of their targets."""
+"""Checks of classes for losses and metrics: targets are integers of existing classes."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from popgeo.ops.refusals import check_shapes, require
 
 
 def check_classes(input: Tensor, target: Tensor, name: str) -> None:
-    """Refuses anything but a row of logits for each class.
+    """Check that logits have a row for each target, and that targets are integers.
 
     Raises:
         ValueError: the shapes differ, or classes are not integers; the message names the function.
@@ -19,10 +19,10 @@ def check_classes(input: Tensor, target: Tensor, name: str) -> None:
 
 
 def require_classes(classes: Tensor, num_classes: int, carried: Tensor, name: str = "target") -> tuple[Tensor, Tensor]:
-    """A tensor, once the classes are known to exist, and the classes as int64.
+    """Return `carried` after the check that all classes exist, and the classes as int64.
 
     Raises:
-        ValueError: a class does not exist; in a captured step, when `carried` is used.
+        ValueError: a class does not exist. In a captured step `carried` becomes NaN instead.
     """
     outside = (classes < 0) | (classes >= num_classes)
     if classes.is_floating_point():

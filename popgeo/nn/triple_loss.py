@@ -1,4 +1,4 @@
-"""Losses of triples against negatives: masked ones, of either kind, change neither value nor gradient."""
+"""Losses of triples against negatives; masked triples and negatives change neither the loss nor a gradient."""
 
 import math
 from abc import abstractmethod
@@ -12,12 +12,12 @@ from popgeo.nn.loss import masked_mean
 from popgeo.ops.half_precision import in_float32
 
 TripleLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | float | None], Tensor]
-# Stands for the score of a negative that does not count; finite, so that rows without any have gradients of 0, not NaN.
+# The score of a negative that does not count. It is finite, so that rows without negatives have gradients of 0.
 _NEVER = -1e30
 
 
 class _MeanLoss:
-    """The mean of each triple's loss, which the kinds of losses differ in."""
+    """The base class of losses that are means over triples; subclasses compute the loss of each triple."""
 
     @in_float32
     def __call__(
@@ -28,14 +28,14 @@ class _MeanLoss:
         mask: Tensor | None = None,
         divide_by: Tensor | float | None = None,
     ) -> Tensor:
-        """The mean over the real triples.
+        """Return the mean loss of the real triples.
 
         Args:
             positive: Scores of the triples. [...]
-            negative: Scores of what is in their place. [..., num_negatives]
-            counts: False for a row that is not a negative, such as the triple itself. [..., num_negatives]
+            negative: Scores of their negatives. [..., num_negatives]
+            counts: False for an entry that is no negative, such as the triple itself. [..., num_negatives]
             mask: True where the triple is real. [...]
-            divide_by: What to divide the sum by; see `masked_mean`.
+            divide_by: Divisor of the sum instead of the number of real triples; see `masked_mean`.
 
         Returns:
             []
@@ -44,16 +44,18 @@ class _MeanLoss:
 
     @abstractmethod
     def of_triples(self, positive: Tensor, negative: Tensor, counts: Tensor) -> Tensor:
-        """The loss of each triple; arguments as above. [...]"""
+        """Return the loss of each triple, [...]; `__call__` explains the arguments."""
 
 
 class LogSigmoidLoss(_MeanLoss):
-    """-log sigmoid of positives, and of minus the negatives, harder ones weighing more (arXiv:1902.10197, eq. 5 and 6).
+    """The loss -log sigmoid of positive scores and of negated negative scores (arXiv:1902.10197, eq. 5 and 6).
+
+    Negatives with higher scores have larger weights.
 
     Args:
-        margin: Added to every score; gamma of the paper where the scores are distances without one.
-        temperature: How much more the negatives with higher scores weigh; 0 weighs all alike. The weights have no
-            gradient.
+        margin: Number added to every score; gamma of the paper if scores are negated distances without a margin.
+        temperature: Strength of the weights of negatives with higher scores; 0 gives all the same weight. The weights
+            have no gradient.
 
     Example:
         >>> loss = LogSigmoidLoss(temperature=1.0)
@@ -65,7 +67,7 @@ class LogSigmoidLoss(_MeanLoss):
         self.margin, self.temperature = margin, temperature
 
     def of_triples(self, positive: Tensor, negative: Tensor, counts: Tensor) -> Tensor:
-        """Half the loss of the positive and half that of its negatives. [...]"""
+        """Return half the loss of each positive plus half the loss of its negatives. [...]."""
         score = torch.where(counts, negative + self.margin, _NEVER)
         share = (self.temperature * score.detach()).softmax(-1) if self.temperature else counts.to(score.dtype)
         share = torch.where(counts, share, 0.0)
@@ -75,11 +77,11 @@ class LogSigmoidLoss(_MeanLoss):
 
 
 class SoftmaxLoss(_MeanLoss):
-    """Cross-entropy of the true entity among it and the negatives (arXiv:1806.07297, eq. 7, with all others as these).
+    """The cross-entropy of the true entity among itself and the negatives (arXiv:1806.07297, eq. 7).
 
     Args:
-        num_entities: Where negatives are drawn from that many entities: their exponentials are then scaled up to stand
-            for all others, as sampled softmax does. None takes the negatives for all that there are.
+        num_entities: Number of entities from which negatives are drawn. The exponentials of negatives are then scaled
+            up to represent all other entities, as in sampled softmax. Default: negatives are all other entities.
 
     Example:
         >>> loss = SoftmaxLoss()
@@ -91,7 +93,7 @@ class SoftmaxLoss(_MeanLoss):
         self.num_entities = num_entities
 
     def of_triples(self, positive: Tensor, negative: Tensor, counts: Tensor) -> Tensor:
-        """log(e^p + e^o) - p for the score p of a triple and e^o, the sum over its negatives. [...]"""
+        """Return log(e^p + e^o) - p for the score p of each triple and the sum e^o over its negatives. [...]."""
         others = torch.where(counts, negative, _NEVER).logsumexp(-1)
         if self.num_entities is not None:
             others = others + math.log(max(1, self.num_entities - 1)) - counts.sum(-1).clamp(min=1).log()

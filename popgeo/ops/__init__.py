@@ -1,4 +1,4 @@
-"""Functions of tensors with static shapes; each is one op to torch's capture, and differentiable twice."""
+"""Functions of tensors with static shapes; torch captures each as one op, and most are differentiable twice."""
 
 from popgeo.ops.cfconv import cfconv as cfconv
 from popgeo.ops.interaction import InteractionPlan as InteractionPlan

@@ -17,16 +17,16 @@ from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import EdgePlan
 from popgeo.ops.sum_on_device import require_range
 
-_NO_PLANS = None, None, None, None, 0  # of dst and of src, and tiles
+_NO_PLANS = None, None, None, None, 0  # row pointer and order of dst, those of src, and tiles
 _pack_call, _pack_backward = struct.Struct("14q").pack, struct.Struct("16q").pack  # CfconvCall, CfconvBackwardCall
 
 
 def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan: EdgePlan | None = None) -> Tensor:
-    """Multiply the features of each edge's source by the edge's filter and sum them at its destination.
+    """Multiply the features of each edge's source by the edge's filter and sum the products at its destination.
 
     out[dst[e]] += x[src[e]] * w[e], eq. 2 of SchNet (arXiv:1706.08566). Neither the gathered features nor the messages
-    are ever written to memory. Half precision accumulates in float32 and rounds once. The result has the same bits for
-    any number of threads and tiles. Twice differentiable in `x` and `w`.
+    are ever in memory. Half precision is summed in float32 and rounded once. The result has the same bits for any
+    number of threads and tiles. It is twice differentiable in `x` and `w`.
 
     Args:
         x: Features of the source nodes. [num_sources, channels]
@@ -34,13 +34,13 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
         src: Source of each edge. [num_edges]
         dst: Destination of each edge. [num_edges]
         num_nodes: Rows of the result; never read from `dst`, so the shape is static.
-        plan: The plans of both ends, made once and reused by every layer; without it each call makes its own.
+        plan: Plans of both ends, made once and reused by every layer. Default: the order of the edges.
 
     Returns:
         Summed messages; zero if no edge arrives. [num_nodes, channels]
 
     Raises:
-        ValueError: shapes or dtypes do not fit, an index is out of range, or the plan is of another index.
+        ValueError: shapes or dtypes do not fit, an index is out of range, or the plan belongs to a different index.
 
     Example:
         >>> x, w = torch.tensor([[2.0], [3.0]]), torch.tensor([[10.0], [1.0], [1.0]])
@@ -48,7 +48,7 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
         tensor([30.,  5.])
     """
     if x.dtype is not w.dtype and torch.is_autocast_enabled(x.device.type):
-        common = torch.promote_types(x.dtype, w.dtype)  # as torch's own operations of several tensors do there
+        common = torch.promote_types(x.dtype, w.dtype)  # like torch's own operations under autocast
         x, w = x.to(common), w.to(common)
     plans: tuple[Any, ...] = _NO_PLANS
     if plan is not None:
@@ -61,9 +61,9 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
 
 
 def _at_once(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan: EdgePlan) -> Tensor | None:
-    """The result by the shortest way, 5 microseconds; None where a call is not as most are, and takes the long way.
+    """Return the result by the shortest way, in 5 microseconds; None if a call is unusual or wrong.
 
-    Most calls without gradients are on contiguous tensors in memory, with the indices that the plan was made from.
+    A usual call without gradients has contiguous tensors in memory, and the indices from which the plan was made.
     """
     native = library.packed("popgeo_cfconv")
     to_dst = plan.dst
@@ -185,7 +185,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _differentiate_backward(ctx: Any, to_x: Tensor, to_w: Tensor) -> tuple[Tensor | None, ...]:
-    """grad_x is linear in (grad, w) and grad_w in (grad, x), so each derivative is again a cfconv or a product."""
+    """Differentiate the backward pass by cfconvs and products: grad_x is linear in (grad, w), grad_w in (grad, x)."""
     grad, x, w, src, dst, dst_rowptr, dst_perm, src_rowptr, src_perm = ctx.saved_tensors
     forward = (dst_rowptr, dst_perm, src_rowptr, src_perm, *ctx.numbers)
     reverse = (src_rowptr, src_perm, dst_rowptr, dst_perm, *ctx.numbers)
@@ -220,15 +220,15 @@ _CFCONV_BACKWARD = register(
 
 
 def vector_messages(convolve: Callable[..., Tensor], x: Tensor, w: Tensor, direction: Tensor) -> Tensor:
-    """Sums of messages of scalars and of vectors, eq. 7 and 8 of PaiNN (arXiv:2102.03150).
+    """Sum messages of scalars and of vectors, eq. 7 and 8 of PaiNN (arXiv:2102.03150).
 
     Args:
-        convolve: Of `x` and `w`, sums x_j * w_ij over the neighbors j of each atom i; with `odd=True` filters change
-            their sign where the two ends of a half list's edge change places.
-        x: What each atom sends: scalars, vectors axis by axis, scalars that go along the edge.
+        convolve: Function of `x` and `w` that sums x_j * w_ij over the neighbors j of each atom i. With `odd=True` the
+            filters of a half list change their sign in the other direction.
+        x: Features that each atom sends: scalars, vectors axis by axis, and scalars to multiply the edge's direction.
             [num_nodes, 5 * channels]
-        w: Filters of the three. [num_edges, 3 * channels]
-        direction: Of each edge. [num_edges, 3]
+        w: Filters of these three. [num_edges, 3 * channels]
+        direction: Unit vector of each edge. [num_edges, 3]
 
     Returns:
         Scalars, and vectors axis by axis. [num_nodes, 4 * channels]

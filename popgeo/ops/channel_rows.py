@@ -1,4 +1,4 @@
-"""Any dimension and any broadcasting index, brought to the one form that the ops take: rows of channels."""
+"""ChannelRows: a scatter along any dimension, with any index that broadcasts, in the form that the ops take."""
 
 from dataclasses import dataclass
 
@@ -14,22 +14,36 @@ from popgeo.ops.scatter_plan import ScatterPlan
 class ChannelRows:
     """A scatter along any dimension with any index, as rows of channels with one index each.
 
-    An index that differs between channels becomes one row per entry: channel `c` of row `i` is row `i * channels + c`.
+    An index that differs between channels makes one row per entry: channel `c` of row `i` is row `i * channels + c`.
+
+    Attributes:
+        src: Entries. [num_edges, channels]
+        index: Receiving row of each entry. [num_edges]
+        num_rows: Rows of the result.
+        dim: The caller's dimension, counted from the first one.
+        shape: Shape of the result, with `dim` moved to the front.
+        num_edges: Entries along the caller's dimension.
+        is_per_entry: Whether the index differs between channels.
     """
 
-    src: Tensor  # [num_edges, channels]
-    index: Tensor  # [num_edges]
+    src: Tensor
+    index: Tensor
     num_rows: int
     dim: int
-    shape: torch.Size  # of the result, with `dim` moved to the front
+    shape: torch.Size
     num_edges: int
     is_per_entry: bool
 
     @classmethod
     def of(cls, src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None) -> "ChannelRows":
+        """Return the rows of a scatter.
+
+        Raises:
+            ValueError: the index does not broadcast or is out of range, or `dim_size` is missing in captured code.
+        """
         dim = check_dimension("src", dim, src.dim())
         if out is not None:
-            if not isinstance(out, Tensor):  # which stands where PyG's own scatter has dim_size
+            if not isinstance(out, Tensor):  # PyG's own scatter has dim_size in this place
                 raise ValueError(f"out is {out!r}; it is a tensor to add to. For a number of rows pass dim_size=.")
             dim_size = out.shape[dim]
         dim_size = _measure(index) if dim_size is None else dim_size
@@ -51,43 +65,48 @@ class ChannelRows:
         return cls(rows, index, num_rows, dim, shape, num_edges, is_per_entry=vector is None)
 
     def plan(self, plan: ScatterPlan | None) -> tuple[Tensor | None, Tensor | None, int]:
+        """Return a plan as the ops take it, after the check that it belongs to the index.
+
+        Raises:
+            ValueError: the plan belongs to a different index, or the index differs between channels.
+        """
         if plan is not None and self.is_per_entry:
             raise ValueError(
-                "A plan is of an index that all channels share; this one differs between channels. Pass plan=None."
+                "A plan needs an index that all channels share; this index differs between channels. Pass plan=None."
             )
         return plan_arguments(plan, self.index, self.num_rows)
 
     def count(self, rowptr: Tensor | None) -> Tensor:
-        """How many entries arrive at each row, which a plan's row pointer tells. [num_rows, 1]"""
+        """Count the entries that arrive at each row, by a plan's row pointer if there is one. [num_rows, 1]."""
         if rowptr is not None:
             return rowptr.diff().unsqueeze(1)
         ones = torch.ones_like(self.index)
         return ones.new_zeros(self.num_rows).scatter_add_(0, self.index.long(), ones).unsqueeze(1)
 
     def restore(self, rows: Tensor) -> Tensor:
-        """The rows of a result, in the caller's shape."""
+        """Return the rows of a result in the caller's shape."""
         result = rows if rows.shape == self.shape else rows.reshape(self.shape)
         return result.movedim(0, self.dim) if self.dim else result
 
     def restore_entries(self, rows: Tensor) -> Tensor:
-        """One value per entry of `src`, in the caller's shape."""
+        """Return one value per entry of `src` in the caller's shape."""
         return rows.reshape(self.num_edges, *self.shape[1:]).movedim(0, self.dim)
 
     def restore_position(self, arg: Tensor) -> Tensor:
-        """The winning rows of `src`, as positions along the caller's dimension."""
+        """Return rows of `src` as positions along the caller's dimension."""
         channels = self.shape[1:].numel()
         return self.restore(torch.div(arg, channels, rounding_mode="floor") if self.is_per_entry else arg)
 
 
 def plan_arguments(plan: ScatterPlan | None, index: Tensor, num_rows: int) -> tuple[Tensor | None, Tensor | None, int]:
-    """A plan as the ops take it, once it is known to be that of the index; no plan if that cannot be known."""
+    """Return a plan as the ops take it, after the check that it belongs to the index; no plan if nothing can tell."""
     if plan is None or not plan.check("index", index, num_rows):
         return None, None, 0
     return plan.rowptr, plan.perm, plan.num_tiles
 
 
 def broadcast(index: Tensor, src: Tensor, dim: int) -> Tensor:
-    """`index` in the shape of `src`: one dimension lies along `dim`, more are matched from the left."""
+    """Expand an index to the shape of `src`: a single dimension lies along `dim`, several are matched from the left."""
     if index.dim() == 1:
         index = index.reshape([-1 if d == dim else 1 for d in range(src.dim())])
     index = index.reshape(*index.shape, *[1] * (src.dim() - index.dim()))
@@ -100,12 +119,12 @@ def broadcast(index: Tensor, src: Tensor, dim: int) -> Tensor:
 
 
 def is_shared(full: Tensor, dim: int) -> bool:
-    """Whether an expanded index is the same in every channel, by its strides alone."""
+    """Check by its strides alone whether an expanded index is the same in every channel."""
     return all(size <= 1 or full.stride(d) == 0 for d, size in enumerate(full.shape) if d != dim)
 
 
 def _vector(index: Tensor, src: Tensor, dim: int) -> Tensor | None:
-    """One index per position along `dim`, or None if it differs between channels."""
+    """Return one index per position along `dim`, or None if the index differs between channels."""
     if index.dim() == 1:
         return index
     full = broadcast(index, src, dim)

@@ -1,4 +1,4 @@
-"""The ops behind `collectives`: how shards of this process and of others are joined, and each op's conjugate."""
+"""The ops behind `shard_exchange`: exchanges between shards of this process and of others, with their derivatives."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from popgeo.ops.register_op import register
 
 
 def _world(num_shards: int, num_local: int) -> int:
-    """How many processes hold the shards.
+    """Return the number of processes that hold the shards.
 
     Raises:
-        ValueError: the number of parts does not match the size of the group.
+        ValueError: the number does not match the size of torch's process group.
     """
     world_size = num_shards // num_local if num_local > 0 else 0
     found = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -30,24 +30,24 @@ def _world(num_shards: int, num_local: int) -> int:
 
 
 def _everywhere(x: Tensor, num_shards: int) -> Tensor:
-    """What all shards hold. [num_shards, ...]"""
+    """Return the rows of all shards, of this and of other processes. [num_shards, ...]."""
     if _world(num_shards, x.shape[0]) == 1:
         return x
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(num_shards // x.shape[0])]
-    with names_lost_process("gather what the others hold"):
+    with names_lost_process("gather the shards of the others"):
         dist.all_gather(parts, x.contiguous())
     return torch.cat(parts)
 
 
 def _here(num_shards: int, num_local: int) -> slice:
-    """Which of the shards this process holds."""
+    """Return the slice of the shards that this process holds."""
     first = dist.get_rank() * num_local if _world(num_shards, num_local) > 1 else 0
     return slice(first, first + num_local)
 
 
 @contextlib.contextmanager
 def names_lost_process(act: str) -> Iterator[None]:
-    """Says of an error of `torch.distributed` what this process could not do, and what to do about it."""
+    """Add to an error of `torch.distributed` the act that failed in this process, and a remedy."""
     try:
         yield
     except RuntimeError as error:
@@ -58,7 +58,7 @@ def names_lost_process(act: str) -> Iterator[None]:
 
 
 def _sum(x: Tensor, num_shards: int, stride: int) -> Tensor:
-    """One after the other, so that no number of threads or processes changes a bit; half precision in float32."""
+    """Sum shards one after the other, for the same bits with any number of processes; half precision in float32."""
     parts = _everywhere(x, num_shards)
     narrow = x.dtype in (torch.float16, torch.bfloat16)
     total = parts[0].to(torch.float32 if narrow else x.dtype).clone(memory_format=torch.contiguous_format)

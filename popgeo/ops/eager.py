@@ -1,4 +1,4 @@
-"""Whether plain eager code runs, so that an op may take its short way: nothing captures, transforms or traces it."""
+"""Checks for plain eager code, which nothing captures, transforms or traces, so that an op may take a short way."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -13,24 +13,24 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 
 def is_direct(*tensors: Tensor) -> bool:
-    """Whether plain eager code runs: nothing traces, transforms or differentiates what is done to these tensors.
+    """Check that nothing traces, transforms or differentiates operations on these tensors.
 
-    False under dynamo, dispatch modes (make_fx, fake tensors), functorch transforms, forward-mode dual numbers, while a
-    CUDA graph is captured, for tensor subclasses and, of course, where autograd is needed.
+    The result is False under dynamo, dispatch modes (make_fx, fake tensors), functorch transforms and forward-mode dual
+    levels, while a CUDA graph is captured, for tensor subclasses, and if a tensor needs a gradient.
 
     Raises:
-        ValueError: a tensor is a forward-mode dual number, whose tangent torch would silently drop.
+        ValueError: a tensor is a forward-mode dual number; torch would silently drop its tangent.
     """
     return is_eager(tensors) and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
 
 
 def is_plain() -> bool:
-    """Whether nothing traces or transforms what is called now: no capture, no dispatch mode, no functorch."""
+    """Check that nothing traces or transforms the present call: no capture, no dispatch mode, no functorch."""
     return not (_is_transformed() or _C._len_torch_dispatch_stack())
 
 
 def is_transformed_by_func() -> bool:
-    """Check whether `torch.func` transforms what is called now, to differentiate it or otherwise.
+    """Check whether `torch.func` transforms the present call, for a derivative or otherwise.
 
     Example:
         >>> is_transformed_by_func()
@@ -40,7 +40,7 @@ def is_transformed_by_func() -> bool:
 
 
 def is_captured() -> bool:
-    """Check whether a capture of popgeo sees what is called now, and no transform does.
+    """Check whether a capture of popgeo, and no transform, sees the present call.
 
     Example:
         >>> is_captured()
@@ -50,9 +50,9 @@ def is_captured() -> bool:
 
 
 def transforms_around() -> str:
-    """Return the name of what transforms, traces or fakes the operations that are called now; empty if nothing does.
+    """Return the name of the transform, trace or fake mode around the present call; empty without one.
 
-    A mode that only looks at operations, such as a count of FLOPs, is no transform.
+    A mode that only observes operations, such as a count of FLOPs, is no transform.
 
     Example:
         >>> torch.func.vmap(lambda x: print(transforms_around()) or x)(torch.ones(2))
@@ -75,10 +75,10 @@ def _is_of_popgeo(mode: TorchDispatchMode) -> bool:
 
 
 def _is_capturing() -> bool:
-    """Whether a CUDA graph is captured, so that no value can be read.
+    """Check whether a CUDA graph is captured, so that no value can be read.
 
-    Before CUDA is used torch cannot be asked: a build for the processor alone has no such function, and one for CUDA
-    raises if the computer has no driver.
+    The first check is needed because torch's function for it is missing in builds for the processor alone, and raises
+    in builds for CUDA if the computer has no driver.
     """
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
@@ -94,10 +94,10 @@ def _is_transformed() -> bool:
 
 
 def is_eager(arguments: Sequence[Any]) -> bool:
-    """Whether torch's dispatcher has nothing to add to a call on these arguments but, maybe, autograd.
+    """Check that torch's dispatcher would add nothing but autograd to a call with these arguments.
 
     Raises:
-        ValueError: as `is_direct`.
+        ValueError: a tensor is a forward-mode dual number; torch would silently drop its tangent.
     """
     if not is_plain():
         if not is_compiling() and forward_ad._current_level >= 0:
@@ -106,7 +106,7 @@ def is_eager(arguments: Sequence[Any]) -> bool:
     for argument in arguments:
         kind = type(argument)
         if kind is Tensor or kind is Parameter:
-            # Inside torch.autograd.grad(..., is_grads_batched=True), or in the backward pass of torch.func.vjp.
+            # They occur in torch.autograd.grad(..., is_grads_batched=True) and in the backward pass of torch.func.vjp.
             if _functorch.is_legacy_batchedtensor(argument) or _functorch.is_functorch_wrapped_tensor(argument):
                 return False
         elif isinstance(argument, Tensor):
@@ -121,8 +121,8 @@ def _refuse_forward_mode(arguments: Sequence[Any]) -> None:
 
 
 def refuse_forward_mode(*of_an_op: Any) -> NoReturn:
-    """Raise: popgeo's ops have derivatives in reverse mode only."""
+    """Raise a ValueError: popgeo's ops have derivatives in reverse mode only."""
     raise ValueError(
         "popgeo's ops have no forward-mode derivative. Use reverse mode: torch.autograd.grad, or for a Hessian "
-        "torch.func.jacrev(torch.func.jacrev(f)) in the place of torch.func.hessian(f)."
+        "torch.func.jacrev(torch.func.jacrev(f)) instead of torch.func.hessian(f)."
     )

@@ -1,4 +1,4 @@
-"""Exponentials that never become denormal, nor what a product with them would be."""
+"""Exponentials that are 0 before they, or their products with weights, become denormal numbers."""
 
 import math
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_MARGIN = 0.01  # wider than bfloat16 rounds, so that what is at the floor is surely below the threshold
+_MARGIN = 0.01  # more than bfloat16's rounding error, so that exponents at the floor stay below the threshold
 
 
 def least_exponent(dtype: torch.dtype) -> float:
-    """The exponent up to which an exponential is no more than rounding: -60, and -600 in float64.
+    """Return the exponent up to which an exponential is negligible: -60, and -600 in float64.
 
-    e^-60 is 1e-26, eighteen orders above the denormal numbers of float32, so that a weight or a gradient times what is
-    kept is normal still. Processors take up to a hundred times longer over denormal numbers than over others. float16
-    has no denormal results here: it is computed in float32.
+    e^-60 is 1e-26, twelve orders of magnitude above the denormal numbers of float32, so that its product with a weight
+    or a gradient is normal too. Processors need up to a hundred times longer for denormal numbers. float16 has no
+    denormal results here, because it is computed in float32.
 
     Example:
         >>> least_exponent(torch.float32), least_exponent(torch.float64)
@@ -24,25 +24,25 @@ def least_exponent(dtype: torch.dtype) -> float:
 
 
 def exp_or_zero(x: Tensor) -> Tensor:
-    """e^x if that is not a denormal number nor leads to one, exactly 0 elsewhere; so are its gradients.
+    """Compute e^x, with exactly 0 for it and its gradients if `x` is at most `least_exponent(x.dtype)`.
 
     Args:
         x: Exponents of a floating point type, any shape; NaN stays NaN.
 
     Returns:
-        The same shape; 0 where `x` is at most `least_exponent(x.dtype)`.
+        Exponentials of the same shape.
 
     Example:
         >>> exp_or_zero(torch.tensor([0.0, -59.0, -60.0, -90.0, -torch.inf]))
         tensor([1.0000e+00, 2.3803e-26, 0.0000e+00, 0.0000e+00, 0.0000e+00])
     """
     least = least_exponent(x.dtype)
-    # Lowered to a floor first, because MKL's exponential takes eight times as long if it underflows.
+    # Clamped first, because MKL's exponential takes eight times as long if it underflows.
     return F.threshold(torch.exp(x.clamp(min=least)), math.exp(least + _MARGIN), 0.0)
 
 
 def sigmoid_or_zero(x: Tensor) -> Tensor:
-    """1 / (1 + e^-x), exactly 0 where `exp_or_zero` is.
+    """Compute 1 / (1 + e^-x), with exactly 0 if `x` is at most `least_exponent(x.dtype)`.
 
     Example:
         >>> sigmoid_or_zero(torch.tensor([0.0, -88.0]))

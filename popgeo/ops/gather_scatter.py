@@ -15,12 +15,12 @@ from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import ScatterPlan
 
 _HALVES = (2, 3)  # the numbers of bfloat16 and float16
-# When torch is already at the limit: measured.
-MIN_DEGREE = 1.0  # edges a row below which most rows are empty: torch clears them all at once
-MIN_STREAM = 1 << 19  # elements from which the prefetch of the kernel pays even at one edge a row
-MIN_PARALLEL = 1 << 15  # elements up to which the kernel stays in one thread
+# Measured limits below which torch is as fast as the kernel.
+MIN_DEGREE = 1.0  # edges per row; with fewer most rows are empty, and torch clears them all at once
+MIN_STREAM = 1 << 19  # elements; with more the kernel's prefetch is faster even at one edge per row
+MIN_PARALLEL = 1 << 15  # elements; with fewer the kernel stays in one thread
 
-NO_PLAN = None, None, 0  # row pointer, order of the edges, tiles: what an op is given instead of a plan
+NO_PLAN = None, None, 0  # row pointer, order of the edges and tiles of an op without a plan
 SCATTER_ARGUMENTS = (
     "(Tensor src, Tensor index, SymInt num_rows, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0)"
 )
@@ -28,19 +28,26 @@ pack_sum = struct.Struct("11q").pack  # SumCall
 
 
 def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
-    """The sum by the shortest way, 3 microseconds; None where a call is unusual, or wrong, and takes the long way.
+    """Return the sum by the shortest way, in 3 microseconds; None if a call is unusual or wrong.
 
-    Most calls are eager, on contiguous tensors in memory, without gradients, with an int64 index and its own plan.
+    A usual call is eager and without gradients, on contiguous tensors in memory, with an int64 index and its own plan.
     """
+    native = library.packed("popgeo_scatter_sum") if is_plain() and type(src) is type(index) is Tensor else None
+    if native is None or (src.requires_grad and torch.is_grad_enabled()):
+        return None
     try:
-        usual = usual_plan(src, index, num_rows, plan)
-        native = library.packed("popgeo_scatter_sum") if usual is not None else None
-        if usual is None or native is None:
-            return None
-        (rowptr, perm, num_tiles), (num_edges, channels) = usual, src.shape
-        number, num_threads = NATIVE_DTYPES[src.dtype], torch.get_num_threads()
-        if (num_threads > 1 or number in _HALVES) and sum_to_torch(
-            num_edges, num_rows, channels, num_threads=num_threads, by_edge=number not in _HALVES
+        rowptr, perm, num_tiles = NO_PLAN if plan is None else (plan.rowptr, plan.perm, plan.num_tiles)
+        (num_edges, channels), number, num_threads = src.shape, NATIVE_DTYPES[src.dtype], torch.get_num_threads()
+        by_edge = number not in _HALVES
+        if (
+            not (src.is_cpu and index.is_cpu and src.is_contiguous() and index.is_contiguous())
+            or index.dtype is not torch.int64
+            or index.shape != (num_edges,)
+            or not (plan is None or plan.is_of(index, num_rows))
+            or (
+                (num_threads > 1 or not by_edge)
+                and sum_to_torch(num_edges, num_rows, channels, num_threads=num_threads, by_edge=by_edge)
+            )
         ):
             return None
         out = src.new_empty(num_rows, channels)
@@ -51,27 +58,12 @@ def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | N
         return None
 
 
-def usual_plan(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> tuple[Any, ...] | None:
-    """A plan's tensors and tiles, or those of none, where a call is so usual that a kernel takes it as it is."""
-    if not is_plain() or type(src) is not Tensor or type(index) is not Tensor:
-        return None
-    if (src.requires_grad and torch.is_grad_enabled()) or not (src.is_cpu and index.is_cpu and src.is_contiguous()):
-        return None
-    if index.dtype is not torch.int64 or not index.is_contiguous() or src.dim() != 2:
-        return None
-    if plan is None:
-        return NO_PLAN if index.shape == src.shape[:1] else None
-    if src.shape[0] != plan.num_edges or not plan.is_of(index, num_rows):
-        return None
-    return plan.rowptr, plan.perm, plan.num_tiles
-
-
 def sum_to_torch(num_edges: int, num_rows: int, channels: int, *, num_threads: int, by_edge: bool) -> bool:
-    """Whether `index_add_` sums these rows at least as fast as the compiled kernels; all give the same bits.
+    """Check whether `index_add_` sums these rows at least as fast as the compiled kernels; all give the same bits.
 
-    One thread that goes edge by edge is as fast as torch or faster for every shape; it needs an index and a type that
-    is summed in itself (`by_edge`). Several threads, and half precision, go row by row, empty ones too. Measured with
-    `benchmarks/scatter_gather.py --only grid`.
+    The kernel for one thread goes edge by edge and is never slower than torch. It needs an index and a type that is
+    not widened for the sum (`by_edge`). The kernels for several threads and for half precision go row by row, also
+    over empty rows. The limits were measured with `benchmarks/scatter_gather.py --only grid`.
     """
     if num_edges >= 2 * MIN_DEGREE * num_rows:
         return False
@@ -86,6 +78,11 @@ def _check_rows(name: str, rows: Tensor) -> None:
 
 
 def check_sum(src: Tensor, index: Tensor, num_rows: int) -> None:
+    """Check the shapes and types of a sum's arguments.
+
+    Raises:
+        ValueError: a shape or a type does not fit, or the number of rows is negative.
+    """
     _check_rows("src", src)
     check_index("index", index, src.shape[0], src)
     check_least(0, num_rows=num_rows)
@@ -111,7 +108,7 @@ def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tenso
 def sum_compiled(
     src: Tensor, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
 ) -> Tensor | None:
-    """The sum by the compiled kernel, from a plan or else an index; None where torch is to compute it."""
+    """Return the sum by the compiled kernel, from a plan or an index; None if torch must compute it."""
     native = library.packed("popgeo_scatter_sum")
     num_edges, channels = src.shape
     by_edge = index is not None and src.dtype not in reference.HALVES
@@ -146,13 +143,13 @@ def _gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:
 
 
 def _check_memory(index: Tensor) -> None:
-    """Refuses an index without values, which torch would read all the same."""
+    """Raise a ValueError for an index without values, which torch would read out of bounds."""
     if index.is_cpu:
         library.address(index)
 
 
 def fake_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
-    """A result of one row for each index."""
+    """Return an empty result, [num_rows, channels], after the checks."""
     check_sum(src, index, num_rows)
     return src.new_empty(num_rows, src.shape[1])
 
@@ -165,7 +162,7 @@ def _fake_gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, index, *_, rowptr, perm, ctx.num_tiles = inputs
-    ctx.num_rows = x.shape[0]  # of gather alone: the sum does not read it
+    ctx.num_rows = x.shape[0]  # only the derivative of gather reads it
     ctx.save_for_backward(index, rowptr, perm)
 
 
@@ -179,7 +176,7 @@ def _differentiate_gather(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return scatter_sum_rows(grad, index, ctx.num_rows, rowptr, perm, ctx.num_tiles), *[None] * 4
 
 
-# (src, index, num_rows, *plan): the sums of the rows of `src` that share an index, each in the order of the edges.
+# (src, index, num_rows, *plan): sums of the rows of `src` that share an index, each in the order of the edges.
 scatter_sum_rows = register(
     f"scatter_sum{SCATTER_ARGUMENTS} -> Tensor",
     kernel=_scatter_sum,
@@ -187,7 +184,7 @@ scatter_sum_rows = register(
     setup_context=_save,
     backward=_differentiate_sum,
 )
-# (x, index, *plan): the row of `x` that each edge names. [num_edges, channels]
+# (x, index, *plan): the row of `x` at each edge's index. [num_edges, channels]
 gather_rows = register(
     "gather(Tensor x, Tensor index, Tensor? rowptr=None, Tensor? perm=None, int num_tiles=0) -> Tensor",
     kernel=_gather,

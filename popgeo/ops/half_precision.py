@@ -1,4 +1,4 @@
-"""Sums, means and other statistics of half precision: computed in float32, rounded once at the end, as torch does."""
+"""Statistics of half precision: computed in float32 and rounded once at the end, as in torch."""
 
 import functools
 import inspect
@@ -13,10 +13,10 @@ _P = ParamSpec("_P")
 
 
 def in_float32(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
-    """The function with every argument of half precision widened to float32 and its result rounded back.
+    """Decorate a function: it gets its arguments of half precision in float32, and its result is rounded back.
 
-    In float16 a sum beyond 65,504 is infinite, and so is a count. What the function writes to its argument `out` is
-    written to the tensor that was passed.
+    In float16 a sum or a count beyond 65,504 would be infinite. A function that writes to its argument `out` writes to
+    the tensor that the caller passed.
 
     Example:
         >>> mean = in_float32(lambda x: x.sum() / len(x))

@@ -1,4 +1,4 @@
-"""From distances to messages in one pass over the edges: SchNet's and PaiNN's interactions, with filters on a grid."""
+"""SchNet's and PaiNN's interactions with filters on a grid: from distances to messages in one pass over the edges."""
 
 from dataclasses import dataclass, replace
 
@@ -14,16 +14,17 @@ from popgeo.ops.interaction_ops import interact, make_plan
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InteractionPlan:
-    """The edges within the cutoff in order of distance, made once for all layers on the same edges.
+    """The edges within the cutoff in the order of their distances, made once for all layers on the same edges.
 
-    It belongs to the tensors that it was made from. If they differ or were changed, `interaction` makes its own.
+    A plan belongs to the tensors from which it was made. If `interaction` gets different or changed tensors, it makes a
+    new plan.
 
     Args:
-        tensor: As the compiled kernels read it. int32
-        weights: Of the points of the grid between which each edge interpolates. [num_edges, 8]
-        made_from: Source, destination and distance of each edge, and the versions of these tensors.
-        sizes: Sources, receivers and points of the grid.
-        cutoff: Where the grid ends.
+        tensor: Plan in the layout of the compiled kernels. int32
+        weights: Weights of the eight points of the grid around each edge's distance. [num_edges, 8]
+        made_from: Source, destination and distance of each edge, with the versions of these tensors.
+        sizes: Numbers of sources, receivers and points of the grid.
+        cutoff: Distance of the grid's last point.
     """
 
     tensor: Tensor
@@ -34,14 +35,14 @@ class InteractionPlan:
 
     @classmethod
     def of(cls, src: Tensor, dst: Tensor, r: Tensor, sizes: tuple[int, int, int], cutoff: float) -> "InteractionPlan":
-        """The plan of these edges. If something is captured, so is this.
+        """Make the plan of these edges. In captured code this is an operation of its own.
 
         Args:
             src: Source of each edge. [num_edges]
             dst: Destination of each edge. [num_edges]
             r: Distance of each edge; edges from `cutoff` on are left out. [num_edges]
-            sizes: Sources, receivers and points of the grid.
-            cutoff: Where the grid ends, in the unit of the distances.
+            sizes: Numbers of sources, receivers and points of the grid.
+            cutoff: Distance of the grid's last point.
 
         Raises:
             ValueError: an index is out of range.
@@ -51,7 +52,7 @@ class InteractionPlan:
         return cls(tensor=tensor, weights=weights, made_from=made_from, sizes=sizes, cutoff=cutoff)
 
     def is_of(self, src: Tensor, dst: Tensor, r: Tensor, sizes: tuple[int, int, int], cutoff: float) -> bool:
-        """Whether it was made from these tensors, and none was changed in place since."""
+        """Check whether the plan was made from these tensors, and none of them was changed in place since."""
         return (sizes, cutoff) == (self.sizes, self.cutoff) and all(
             one is other and _version(one) == version
             for one, (other, version) in zip((src, dst, r), self.made_from, strict=True)
@@ -74,30 +75,31 @@ def interaction(
     """Interpolate a filter for each edge, multiply the features of its source by it and sum them at its destination.
 
     out[dst[e]] += x[src[e]] * filter(r[e]), eq. 2 of SchNet (arXiv:1706.08566). A filter depends on the distance alone,
-    so `table` holds it at equidistant points from 0 to the cutoff, and an edge takes the polynomial of degree 7 through
-    the eight points around its distance. Edges from the cutoff on carry nothing; a distance of NaN makes NaN. Nothing
-    that grows with edges and channels is written to memory, forward or backward. The result is twice differentiable by
-    `x`, `table`, `r` and `direction` in one pass each, and has the same bits for any number of threads.
+    so `table` holds it at equidistant points from 0 to the cutoff. An edge's filter is the polynomial of degree 7
+    through the eight points around its distance. Edges from the cutoff on send nothing; a distance of NaN gives NaN.
+    Neither the forward nor the backward pass writes a tensor of edges times channels. The result is twice
+    differentiable by `x`, `table`, `r` and `direction` in one pass each, and has the same bits for any number of
+    threads.
 
-    The kernels take slopes from a table of slopes, which they make in float64 by differences of eleven points. So with
-    a table in float64, features and distances in float32 have forces without loss: pass such a table where something is
-    differentiated by `r`.
+    For derivatives by `r` the kernels make a table of slopes, in float64, by differences of eleven points. With `table`
+    in float64 the forces of features and distances in float32 lose no digits, so pass such a table for forces.
 
-    With directions messages are of scalars and vectors, eq. 7 and 8 of PaiNN (arXiv:2102.03150): a third of the
-    filters' channels is for each of scalars, vectors, and scalars that become vectors along the edge.
+    With directions there are messages of scalars and vectors, eq. 7 and 8 of PaiNN (arXiv:2102.03150). Each third of
+    the filters' channels is for one kind: scalars, vectors, and scalars that multiply the edge's direction.
 
     Args:
         x: Features of the sources. [num_sources, channels]; with directions the scalars, the three axes of the vectors,
-            and what goes along the edge, side by side. [num_sources, 5 * channels / 3]
+            and the scalars that multiply the direction, side by side. [num_sources, 5 * channels / 3]
         table: Filters at num_points distances, from 0 to the cutoff. At least 11 points. [num_points, channels]
         r: Distance of each edge. [num_edges]
         src: Source of each edge. [num_edges]
         dst: Destination of each edge. [num_edges]
         num_nodes: Rows of the result; never read from `dst`, so the shape is static.
         cutoff: Distance of the last row of the table.
-        direction: Unit vector from the destination to the source, turned around for the way back. [num_edges, 3]
-        half_list: Each edge represents both directions: messages also go from `dst` to `src`, by the same filter.
-        plan: Of these edges, made once and reused by every layer; without it each call makes its own.
+        direction: Unit vector from the destination to the source; its negative holds for the way back. [num_edges, 3]
+        half_list: Whether each edge represents both directions: messages then also go from `dst` to `src`, with the
+            same filter.
+        plan: Plan of these edges, made once and reused by every layer. Default: each call makes a plan.
 
     Returns:
         Summed messages; zero if no edge arrives. [num_nodes, channels]; with directions scalars and the three axes
@@ -124,10 +126,10 @@ def interaction(
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Whether an interaction of these tensors is one operation: in float32 or float64 on a processor, without autocast.
+    """Check whether an interaction of these tensors is one operation: float32 or float64, on a processor, no autocast.
 
-    If it runs at once, the processor must have kernels for it; if it is captured, whatever runs it decides.
-    A transform, and a mode of others, sees each operation.
+    In eager code the processor must have kernels for it; in popgeo's captures the backend decides later. Transforms,
+    and dispatch modes of other libraries, see each operation of the definition.
     """
     return (
         all(t.is_cpu and t.dtype in (torch.float32, torch.float64) for t in tensors)
@@ -137,5 +139,5 @@ def serves(*tensors: Tensor) -> bool:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often the tensor was changed in place, also as torch.compile sees it; 0 if that is not counted."""
+    """Return the number of changes in place, also under torch.compile; 0 for inference tensors, which do not count."""
     return 0 if tensor.is_inference() else tensor._version

@@ -1,4 +1,4 @@
-"""One interaction: its arguments, its definition in plain torch, and how the compiled kernels are called for it."""
+"""One interaction: its arguments, its definition in plain torch, and its calls of the compiled kernels."""
 
 import struct
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from popgeo.ops.cfconv import cfconv, vector_messages
 from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import refuse_index
 
-# interaction.h: points between which a filter is interpolated, or a slope is taken, and points of a grid.
+# From interaction.h: points for the interpolation of a filter, points for a slope, and the limit for points of a grid.
 POINTS, STENCIL, MAX_POINTS = 8, 11, 1 << 16
 _DTYPES = (torch.float32, torch.float64)
 _pack_plan = struct.Struct("10qd").pack  # InteractionPlanCall of interaction_plan.cpp
@@ -29,15 +29,15 @@ class InteractionCall:
         x: Features of the sources. [num_sources, channels]
         table: Filters at equidistant points from 0 to the cutoff. [num_points, channels]
         r: Distance of each edge. [num_edges]
-        direction: Of each edge, from its receiver to its source: messages are then of scalars and vectors.
-            [num_edges, 3]
+        direction: Unit vector of each edge, from its receiver to its source, for messages of scalars and vectors; None
+            for messages of scalars alone. [num_edges, 3]
         src: Source of each edge. [num_edges]
         dst: Receiver of each edge. [num_edges]
-        num_nodes: Receivers.
-        cutoff: Where the table ends.
+        num_nodes: Number of receivers.
+        cutoff: Distance of the last row of the table.
         half_list: Whether each edge represents both directions.
-        plan: From `make_plan`.
-        weights: From `make_plan`.
+        plan: First result of `make_plan`. int32 [plan_size(num_edges)]
+        weights: Second result of `make_plan`. [num_edges, 8]
     """
 
     x: Tensor
@@ -54,12 +54,12 @@ class InteractionCall:
 
     @property
     def tensors(self) -> list[Tensor | None]:
-        """The tensors that it may be differentiated by."""
+        """The differentiable arguments."""
         return [self.x, self.table, self.r, self.direction]
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """As the operations take them."""
+        """All arguments, in the order of the operations' schemas."""
         return tuple(vars(self).values())
 
     @property
@@ -68,11 +68,11 @@ class InteractionCall:
         return self.x.shape[1] if self.direction is None else self.x.shape[1] // 5 * 4
 
     def of(self, tensors: Sequence[Any]) -> "InteractionCall":
-        """The same call on other `tensors`."""
+        """Return the same call with different `tensors`."""
         return replace(self, **dict(zip(("x", "table", "r", "direction"), tensors, strict=True)))
 
     def sums(self) -> Tensor:
-        """The definition, in operations that torch differentiates to any order. [num_nodes, channels]"""
+        """Compute the sums by the definition, in operations with derivatives of any order. [num_nodes, channels]."""
         w = interpolated(self.table, self.r, self.cutoff).to(self.x.dtype)
 
         def convolve(x: Tensor, w: Tensor, odd: bool = False) -> Tensor:
@@ -85,9 +85,13 @@ class InteractionCall:
         return convolve(self.x, w) if self.direction is None else vector_messages(convolve, self.x, w, self.direction)
 
     def gradients(self, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-        """The wanted ones of the definition's gradients by `tensors`, from that of the sums.
+        """Compute gradients by `tensors` from the definition.
 
-        If gradients are on, they can be differentiated again.
+        If gradients are enabled, the results can be differentiated again.
+
+        Args:
+            grad: Gradient of the sums.
+            wanted: Whether each of `tensors` gets a gradient.
         """
         again = torch.is_grad_enabled()
         tensors = list(self.tensors)
@@ -102,15 +106,15 @@ class InteractionCall:
     def second_gradients(
         self, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> list[Tensor]:
-        """The wanted ones of the definition's gradients by `grad` and `tensors`, from the gradients that `first` chose.
+        """Differentiate the definition's gradients by `grad` and `tensors`.
 
-        If gradients are on, they can be differentiated again.
+        If gradients are enabled, the results can be differentiated again.
 
         Args:
-            grad: Of the sums.
-            first: The choice of `tensors` whose gradients this differentiates.
-            along: The gradient of each of those; None for an unused one.
-            wanted: Of `grad` and each of `tensors`.
+            grad: Gradient of the sums.
+            first: Whether each of `tensors` has a gradient in the first pass, which this pass differentiates.
+            along: Gradient of each gradient of the first pass; None for an unused gradient.
+            wanted: Whether `grad`, and each of `tensors`, gets a gradient.
         """
         again = torch.is_grad_enabled()
         with _autograd_again(), torch.enable_grad():
@@ -125,14 +129,14 @@ class InteractionCall:
             return list(torch.autograd.grad(outputs, by, given, create_graph=again, materialize_grads=True))
 
     def is_served(self) -> bool:
-        """Whether the kernels compute it: real numbers of one type in memory of a processor that they exist for."""
+        """Check whether the kernels can compute the call: float32 or float64 in memory, on a processor with kernels."""
         given = [t for t in self.tensors if t is not None]
         one_type = all(t.dtype is self.x.dtype for t in given if t is not self.table)
         fits = one_type and self.x.dtype in _DTYPES and self.table.dtype in (self.x.dtype, torch.float64)
         return fits and all(t.is_cpu and t.numel() > 0 for t in given) and self.src.numel() > 0 and is_served()
 
     def laid_out(self) -> "InteractionCall":
-        """The same call as the kernels read it: with a plan, and every tensor contiguous."""
+        """Return the same call with a plan and contiguous tensors, as the kernels read it."""
         plan, weights = self.plan, self.weights
         if plan is None or weights is None:
             sizes = self.x.shape[0], self.num_nodes, self.table.shape[0]
@@ -152,16 +156,16 @@ class InteractionCall:
         to_grad: Tensor | None = None,
         num_threads: int = 1,
     ) -> bytes:
-        """The structure for the kernels.
+        """Pack the structure `InteractionCall` of interaction.h.
 
         Args:
-            out: Receives the sums, or the gradient of `x`; None if it is not asked for.
-            grad: Of the sums, for the backward passes. [num_rows, channels]
-            grads: Receive the gradients of the table, the distances and the directions.
-            workspace: As `workspace` makes it.
-            along: In the second backward pass, the gradients of the gradients of `x`, distances and directions.
-            to_grad: Receives the gradient of `grad`.
-            num_threads: The largest number of threads; the bits are the same for any number.
+            out: Memory for the sums, or for the gradient of `x`; None if it is not wanted.
+            grad: Gradient of the sums, for the backward passes. [num_rows, channels]
+            grads: Memory for the gradients of the table, the distances and the directions.
+            workspace: Result of `workspace`.
+            along: Gradients of the gradients of `x`, distances and directions, in the second backward pass.
+            to_grad: Memory for the gradient of `grad`.
+            num_threads: Largest number of threads; the bits are the same for any number.
         """
         ways = (None,) * 3 if along is None else along
         data = self.plan, self.weights, self.table, self.x, self.direction, grad, *ways
@@ -173,14 +177,14 @@ class InteractionCall:
         return _pack_call(*pointers, *sizes, channels, self.half_list, along is not None, *types, num_threads, spacing)
 
     def workspace(self, *, is_second: bool = False) -> Tensor:
-        """Memory that a call needs to work in. uint8"""
+        """Allocate the working memory of a call. uint8."""
         native = library.packed("popgeo_interaction_workspace")
         assert native is not None
         return torch.empty(native(self.pack(along=(None,) * 3 if is_second else None)), dtype=torch.uint8)
 
 
 def interpolated(table: Tensor, r: Tensor, cutoff: float) -> Tensor:
-    """Filters at distances: the polynomial through the eight rows of the table around each; 0 from the cutoff on.
+    """Interpolate filters at distances by the polynomial through the eight nearest rows; 0 from the cutoff on.
 
     Args:
         table: Filters at equidistant points from 0 to the cutoff. [num_points, channels]
@@ -212,7 +216,7 @@ def interpolated(table: Tensor, r: Tensor, cutoff: float) -> Tensor:
 
 
 def _autograd_again() -> AbstractContextManager[Any]:
-    """Lets torch differentiate within an operation's kernel, which is called below autograd."""
+    """Return a context that enables torch's autograd inside a kernel, which torch calls below autograd."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView", "AutogradFunctionality"):
         excluded = excluded.remove(torch._C._dispatch_key_parse(key))
@@ -220,25 +224,25 @@ def _autograd_again() -> AbstractContextManager[Any]:
 
 
 def is_served() -> bool:
-    """Whether the compiled library is in use and this processor has fused multiply-adds."""
+    """Check whether the compiled library is in use and this processor has fused multiply-adds."""
     native = library.function("popgeo_interaction_is_served", "", "q")
     return native is not None and bool(native())
 
 
 def plan_size(num_edges: int) -> int:
-    """Numbers of a plan, as interaction.h lays them out."""
+    """Return the number of entries of a plan; interaction.h explains the layout."""
     return 5 + 4 * num_edges
 
 
 def empty_plan(src: Tensor, dst: Tensor, r: Tensor, *rest: float) -> tuple[Tensor, Tensor]:
-    """Memory for a plan and its weights."""
+    """Allocate a plan and its weights."""
     return src.new_empty(plan_size(src.shape[0]), dtype=torch.int32), r.new_empty(src.shape[0], POINTS)
 
 
 def fill_plan(
     src: Tensor, dst: Tensor, r: Tensor, cutoff: float, sizes: Sequence[int], plan: Tensor, weights: Tensor
 ) -> None:
-    """Fills a plan and its weights, for edges nearer than the cutoff; `sizes` are sources, receivers and points.
+    """Fill a plan and its weights, for edges shorter than the cutoff; `sizes` are sources, receivers and points.
 
     Raises:
         ValueError: an index is out of range.
@@ -253,12 +257,12 @@ def fill_plan(
 
 
 def run(packed: bytes) -> None:
-    """Runs a packed call, forward or backward.
+    """Run a packed call, forward or backward.
 
     Raises:
-        ValueError: the plan is of other edges, or was changed.
+        ValueError: the plan belongs to different edges, or was changed.
     """
     native = library.packed("popgeo_interaction")
     assert native is not None
     if native(packed):
-        raise ValueError("The plan of the interaction is of other edges or was changed. Make a new one.")
+        raise ValueError("The plan of the interaction belongs to different edges or was changed. Make a new plan.")

@@ -1,4 +1,4 @@
-"""The checks of an interaction's arguments: every array has as many numbers as the kernels read. No value is read."""
+"""The checks of an interaction's arguments, which read shapes and types only, so that kernels stay within arrays."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from popgeo.ops.refusals import check_index, check_least, check_shapes
 
 
 def check_call(call: InteractionCall) -> None:
-    """Checks the arguments of an interaction.
+    """Check the arguments of an interaction.
 
     Raises:
-        ValueError: a shape does not fit.
+        ValueError: a shape or a type does not fit.
     """
     x, table, num_edges = call.x, call.table, call.src.shape[0]
     check_least(0, num_nodes=call.num_nodes)
@@ -41,10 +41,10 @@ def check_call(call: InteractionCall) -> None:
 
 
 def check_backward(call: InteractionCall, grad: Tensor, wanted: Sequence[bool]) -> None:
-    """Checks the arguments of the backward pass, and that each gradient that is wanted is of a tensor.
+    """Check the arguments of the backward pass.
 
     Raises:
-        ValueError: a shape or a type does not fit.
+        ValueError: a shape or a type does not fit, or a gradient of a missing tensor is wanted.
     """
     check_call(call)
     check_array("grad", grad, (call.num_nodes, call.out_channels), call.x.dtype)
@@ -54,23 +54,23 @@ def check_backward(call: InteractionCall, grad: Tensor, wanted: Sequence[bool]) 
 def check_second(
     call: InteractionCall, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> None:
-    """Checks the arguments of the second backward pass.
+    """Check the arguments of the second backward pass.
 
     Raises:
-        ValueError: a shape or a type does not fit.
+        ValueError: a shape or a type does not fit, or a gradient of a missing tensor is wanted.
     """
     check_backward(call, grad, first)
     check_wanted(wanted, [grad, *call.tensors])
     ways = [tensor for tensor, is_first in zip(call.tensors, first, strict=True) if is_first]
     if len(along) != len(ways):
-        raise ValueError(f"There are {len(along)} gradients of gradients; {len(ways)} gradients were made.")
+        raise ValueError(f"There are {len(along)} gradients of gradients; the first pass has {len(ways)} gradients.")
     for number, (way, tensor) in enumerate(zip(along, ways, strict=True)):
         if way is not None and tensor is not None:
             check_array(f"along[{number}]", way, tensor.shape, tensor.dtype)
 
 
 def check_wanted(wanted: Sequence[bool], tensors: Sequence[Tensor | None]) -> None:
-    """Checks that there is one choice for each tensor, and that no gradient of a missing tensor is wanted.
+    """Check that there is one choice per tensor, and that no gradient of a missing tensor is wanted.
 
     Raises:
         ValueError: the choices do not fit.

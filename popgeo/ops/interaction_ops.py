@@ -1,7 +1,7 @@
-"""The interaction as operations of torch: forward, backward, second backward and plan, each whole in a captured graph.
+"""The interaction as operations of torch: forward, backward, second backward and plan, each one op in captured graphs.
 
-All but the plan have a decomposition in torch's table, into interpolation and convolution in plain torch: for the cost
-of a machine and for its tiles. It reads no plan.
+All but the plan have a decomposition into interpolation and convolution in torch's table. Machines use it for costs and
+for tiles; it reads no plan.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,20 +20,20 @@ from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.refusals import check_index
 from popgeo.ops.register_op import LIBRARY, refusing_none, register
 
-# Those of `InteractionCall`, in its order.
+# The attributes of `InteractionCall`, in its order.
 _ARGUMENTS = (
     "Tensor x, Tensor table, Tensor r, Tensor? direction, Tensor src, Tensor dst, SymInt num_nodes, float cutoff, "
     "bool half_list, Tensor? plan, Tensor? weights"
 )
 NUM_ARGUMENTS = 11
-_TABLE = 1  # its place in `Call.tensors`
+_TABLE = 1  # place of the table in `InteractionCall.tensors`
 
 
 def interact(call: InteractionCall) -> Tensor:
-    """The sums of an interaction; twice differentiable in one pass each, and then as the definition is.
+    """Compute the sums of an interaction, differentiable twice in one pass each, and further by the definition.
 
     Raises:
-        ValueError: an index is out of range, or the plan is of other edges.
+        ValueError: an index is out of range, or the plan belongs to different edges.
     """
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in call.tensors):
         return _Interaction.apply(call, *call.tensors)
@@ -41,7 +41,7 @@ def interact(call: InteractionCall) -> Tensor:
 
 
 def interact_backward(call: InteractionCall, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-    """The wanted ones of the gradients by `Call.tensors`; they can be differentiated again."""
+    """Compute the wanted gradients by `InteractionCall.tensors`; they can be differentiated again."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, *call.tensors)):
         return list(_Backward.apply(call, list(wanted), grad, *call.tensors))
     return _below_autograd("interaction_backward", _backward, (*call.arguments, grad, list(wanted)))
@@ -50,7 +50,7 @@ def interact_backward(call: InteractionCall, grad: Tensor, wanted: Sequence[bool
 def interact_second(
     call: InteractionCall, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> list[Tensor]:
-    """Return the wanted gradients by `grad` and by `InteractionCall.tensors`, from the `first` gradients."""
+    """Compute the wanted gradients of the `first` gradients, by `grad` and by `InteractionCall.tensors`."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, *along, *call.tensors)):
         return call.second_gradients(grad, first, along, wanted)
     return _below_autograd(
@@ -59,18 +59,18 @@ def interact_second(
 
 
 def _of_arguments(of_call: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls a function of a call and more with arguments in turn, as torch calls an operation."""
+    """Wrap a function of an `InteractionCall` and more, so that it takes all arguments one by one, as in torch."""
     return lambda *arguments: of_call(InteractionCall(*arguments[:NUM_ARGUMENTS]), *arguments[NUM_ARGUMENTS:])
 
 
-def _where_wanted(made: Iterable[Any], wanted: Sequence[bool]) -> list[Any]:
-    """What was made, each at its place among all that could be wanted; None at the others."""
-    given = iter(made)
-    return [next(given) if is_wanted else None for is_wanted in wanted]
+def _spread(results: Iterable[Any], wanted: Sequence[bool]) -> list[Any]:
+    """Return a list with the results, in order, at the wanted places and None elsewhere."""
+    remaining = iter(results)
+    return [next(remaining) if is_wanted else None for is_wanted in wanted]
 
 
 def pack_forward(call: InteractionCall, results: Sequence[Tensor], num_threads: int) -> bytes:
-    """The structure of a forward call, whose results are the sums and the working memory."""
+    """Pack the structure of a forward call; its results are the sums and the working memory."""
     out, workspace = results
     return call.pack(out=out, workspace=workspace, num_threads=num_threads)
 
@@ -83,12 +83,12 @@ def pack_backward(
     wanted: Sequence[bool],
     **second: Any,
 ) -> bytes:
-    """The structure of a backward call; its results are the gradients wanted, and the working memory.
+    """Pack the structure of a backward call; its results are the wanted gradients and the working memory.
 
-    `second` holds the further arguments of `Call.pack` in the second backward pass.
+    `second` holds the further arguments of `InteractionCall.pack` in the second backward pass.
     """
-    *made, workspace = results
-    to_x, *grads = _where_wanted(made, wanted)
+    *gradients, workspace = results
+    to_x, *grads = _spread(gradients, wanted)
     return call.pack(out=to_x, grad=grad, grads=grads, workspace=workspace, num_threads=num_threads, **second)
 
 
@@ -101,27 +101,31 @@ def pack_second(
     along: Sequence[Tensor | None],
     wanted: Sequence[bool],
 ) -> bytes:
-    """The structure of a call of the second backward pass; results as in `pack_backward`, that of `grad` first."""
-    ways = _where_wanted(along, first)
+    """Pack the structure of the second backward pass; its results begin with the gradient of `grad`, if wanted."""
+    ways = _spread(along, first)
     del ways[_TABLE]
     to_grad, rest = (results[0], results[1:]) if wanted[0] else (None, results)
     return pack_backward(call, rest, num_threads, grad, wanted[1:], along=ways, to_grad=to_grad)
 
 
 class _Interaction(torch.autograd.Function):
+    """The interaction for eager code with gradients."""
+
     @staticmethod
     def forward(ctx: Any, call: InteractionCall, *tensors: Tensor | None) -> Tensor:
-        ctx.call = call.of([None for _ in tensors])  # torch keeps the tensors, and watches over them
+        ctx.call = call.of([None for _ in tensors])  # torch saves the tensors and notices changes in place
         ctx.save_for_backward(*tensors)
         return _below_autograd("interaction", _forward, call.arguments)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[1:]
-        return None, *_where_wanted(interact_backward(ctx.call.of(ctx.saved_tensors), grad, wanted), wanted)
+        return None, *_spread(interact_backward(ctx.call.of(ctx.saved_tensors), grad, wanted), wanted)
 
 
 class _Backward(torch.autograd.Function):
+    """The backward pass for eager code with second gradients."""
+
     @staticmethod
     def forward(
         ctx: Any, call: InteractionCall, first: list[bool], grad: Tensor, *tensors: Tensor | None
@@ -135,12 +139,12 @@ class _Backward(torch.autograd.Function):
     def backward(ctx: Any, *along: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, grad = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
-        made = interact_second(ctx.call.of(tensors), grad, ctx.first, along, wanted)
-        return None, None, *_where_wanted(made, wanted)
+        gradients = interact_second(ctx.call.of(tensors), grad, ctx.first, along, wanted)
+        return None, None, *_spread(gradients, wanted)
 
 
 def _below_autograd(name: str, kernel: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Runs an operation, which torch's dispatcher sees only if it has something to add."""
+    """Run an operation, through torch's dispatcher only if it has something to add."""
     if is_eager([*arguments, *(t for argument in arguments if isinstance(argument, list | tuple) for t in argument)]):
         return kernel(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
@@ -164,11 +168,11 @@ def _backward(call: InteractionCall, grad: Tensor, wanted: Sequence[bool]) -> li
     if not call.is_served():
         return call.gradients(grad, wanted)
     call, num_threads = call.laid_out(), torch.get_num_threads()
-    made = _empty_gradients(call.tensors, wanted)
-    grad = library.as_read(grad)  # held by name while it runs
-    results = [*made, call.workspace()]
+    gradients = _empty_gradients(call.tensors, wanted)
+    grad = library.as_read(grad)  # a name keeps the copy alive while the kernel runs
+    results = [*gradients, call.workspace()]
     interaction_call.run(pack_backward(call, results, num_threads, grad, wanted))
-    return made
+    return gradients
 
 
 @_of_arguments
@@ -179,16 +183,16 @@ def _second(
     if not call.is_served() or not serves_second(first, along):
         return call.second_gradients(grad, first, along, wanted)
     call, num_threads = call.laid_out(), torch.get_num_threads()
-    made = _empty_gradients([grad, *call.tensors], wanted)
-    grad = library.as_read(grad)  # held by name while it runs
+    gradients = _empty_gradients([grad, *call.tensors], wanted)
+    grad = library.as_read(grad)  # a name keeps the copy alive while the kernel runs
     along = [None if t is None else library.as_read(t) for t in along]
-    results = [*made, call.workspace(is_second=True)]
+    results = [*gradients, call.workspace(is_second=True)]
     interaction_call.run(pack_second(call, results, num_threads, grad, first, along, wanted))
-    return made
+    return gradients
 
 
 def serves_second(first: Sequence[bool], along: Sequence[Any]) -> bool:
-    """Whether the kernels compute the second backward pass: that of the table's gradient is the definition's."""
+    """Check whether the kernels compute the second backward pass; they cannot differentiate the table's gradient."""
     return not first[_TABLE] or along[sum(first[:_TABLE])] is None
 
 
@@ -204,7 +208,7 @@ def _plan(src: Tensor, dst: Tensor, r: Tensor, cutoff: float, *sizes: int) -> tu
         )
     plan, weights = empty_plan(src, dst, r)
     plan.zero_()
-    if interaction_call.is_served() and src.is_cpu:  # it is not read elsewhere
+    if interaction_call.is_served() and src.is_cpu:  # only the kernels read it
         interaction_call.fill_plan(src, dst, library.as_read(r), cutoff, sizes, plan, weights)
     return plan, weights
 

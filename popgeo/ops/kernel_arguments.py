@@ -1,4 +1,4 @@
-"""Tensors as the compiled kernels take them: contiguous, by address, with a number for their type."""
+"""Arguments of the compiled kernels: contiguous tensors by address, with a number for their type."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ NATIVE_DTYPES = FLOAT_DTYPES | {torch.int32: 4, torch.int64: 5}
 
 
 def filled(given: Sequence[Any], defaults: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments at the end of an operation, of which torch leaves out the last ones that are defaults.
+    """Return an operation's last arguments, completed by defaults, because torch leaves out trailing defaults.
 
     Example:
         >>> filled([7], (None, 0))
@@ -22,15 +22,15 @@ def filled(given: Sequence[Any], defaults: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def as_int64(index: Tensor) -> Tensor:
-    """The index as the compiled kernels read it; nothing is copied if it already is that."""
+    """Return the index as contiguous int64, without a copy if it already is."""
     return index if index.dtype is torch.int64 and index.is_contiguous() else index.long().contiguous()
 
 
 def check_array(name: str, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> None:
-    """Checks that a tensor, if there is one, has the shape and the type that a kernel reads.
+    """Check that a tensor, or None, has the shape and the type that a kernel reads.
 
     Raises:
-        ValueError: the shape does not fit.
+        ValueError: the shape or the type does not fit.
 
     Example:
         >>> check_array("grad", torch.ones(2, 3), (2, 4), torch.float32)
@@ -47,9 +47,12 @@ def check_array(name: str, tensor: Tensor | None, shape: Sequence[int], dtype: t
 def check_plan_tensors(
     name: str, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The tensors of a plan as the compiled kernels read them; their values are checked there, edge by edge.
+    """Return a plan's tensors as the compiled kernels read them; the kernels check their values edge by edge.
 
     Without a row pointer there is no plan.
+
+    Raises:
+        ValueError: a shape, a type or a device does not fit.
     """
     if rowptr is None:
         return None, None

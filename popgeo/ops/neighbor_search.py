@@ -1,8 +1,8 @@
-"""popgeo::near_nodes: which nodes are near which, each within its own graph, as one operation.
+"""popgeo::near_nodes: the search for the neighbors of nodes within their graphs, as one operation.
 
-The compiled search costs what the graphs' own pairs cost, whatever `width` is, and large graphs are searched by cells.
-Its definition in plain torch looks at `width` rows for each node. Torch's table of decompositions has it, for machines
-and files without this operation.
+The cost of the compiled search depends on the pairs of each graph, not on `width`; it searches large graphs by cells.
+The definition in plain torch compares each node with `width` rows. It is in torch's table of decompositions, for
+machines and files without this operation.
 """
 
 import struct
@@ -26,7 +26,13 @@ _pack = struct.Struct("=12qd").pack
 
 
 class SearchKind(IntEnum):
-    """What is listed; the numbers are those of near_nodes.cpp."""
+    """The kinds of lists, with the numbers of near_nodes.cpp.
+
+    Attributes:
+        KNN: The nearest neighbors of each node.
+        PAIRS: Each pair once.
+        RADIUS: All edges, ordered by center.
+    """
 
     KNN = 0
     PAIRS = 1
@@ -34,14 +40,14 @@ class SearchKind(IntEnum):
 
 
 class Search(NamedTuple):
-    """Where neighbors are looked for.
+    """The nodes and the limits of a search.
 
     Attributes:
-        pos: Positions, whose gradients do not matter. [num_nodes, 3]
+        pos: Positions; the search has no gradient. [num_nodes, 3]
         batch: Graph of each node, ascending. [num_nodes]
         cutoff: Longest edge, in the unit of `pos`.
         num_graphs: Graphs in the batch, padding included.
-        width: Rows from the start of its graph among which a node's neighbors are.
+        width: Number of rows, from the start of a node's graph, that can hold its neighbors.
         nodes_mask: True where the node is real. [num_nodes]
     """
 
@@ -54,16 +60,16 @@ class Search(NamedTuple):
 
 
 def near_nodes(form: SearchKind, slots: int, search: Search) -> tuple[Tensor, Tensor]:
-    """The other ends of edges in fixed slots, and which of them are real; without a gradient.
+    """Find the edges of nodes in fixed slots, and the mask of the real edges; without a gradient.
 
     Args:
-        form: The nearest of each node, each pair once, or all edges as they come.
-        slots: Of each node; for `RADIUS` of the whole batch.
-        search: Where.
+        form: Kind of the list.
+        slots: Slots of each node; for `RADIUS` slots of the whole batch.
+        search: Nodes and limits of the search.
 
     Returns:
-        Neighbors of each node and where there is one, both [num_nodes, slots]; for `RADIUS` neighbors and centres
-        [2, slots] and how many edges there are, which may be more. int64 []
+        Neighbors of each node and their mask, both [num_nodes, slots]. For `RADIUS` neighbors and centers [2, slots],
+        and the number of edges, which may be larger than the number of slots. int64 []
     """
     pos = search.pos.detach()
     is_transformed = not is_compiling() and _functorch.peek_interpreter_stack() is not None
@@ -73,7 +79,7 @@ def near_nodes(form: SearchKind, slots: int, search: Search) -> tuple[Tensor, Te
 
 
 def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
-    """See `near_nodes`."""
+    """Find the edges by the definition; `near_nodes` explains the arguments."""
     search = Search(*arguments)
     if form == SearchKind.PAIRS:
         return _pairs(slots, search)
@@ -84,7 +90,7 @@ def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     centres = torch.arange(num_nodes, device=near.device).unsqueeze(1).expand_as(candidates)
     near = near.flatten()
     rank = near.cumsum(0) - 1
-    # Everything that has no slot lands in one more, which is cut off.
+    # Edges without a slot go to an additional slot, which is cut off.
     slot = torch.where(near & (rank < slots), rank, slots)
     ends = torch.stack([candidates.flatten(), centres.flatten()])
     edge_index = torch.full((2, slots + 1), num_nodes - 1, dtype=torch.long, device=near.device)
@@ -92,7 +98,7 @@ def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _near_pairs(search: Search) -> tuple[Tensor, Tensor]:
-    """For each node the rows where a neighbor can be, never its own, and whether one is. [num_nodes, width - 1]"""
+    """Return each node's candidates, without the node itself, and the mask of neighbors. [num_nodes, width - 1]."""
     first, size = first_and_size(search.batch, search.num_graphs)
     rows = torch.arange(len(search.pos), device=first.device)
     place = torch.arange(search.width - 1, device=first.device).expand(len(rows), -1)
@@ -114,7 +120,7 @@ def _nearest(pos: Tensor, candidates: Tensor, near: Tensor, slots: int) -> tuple
 
 
 def _pairs(slots: int, search: Search) -> tuple[Tensor, Tensor]:
-    """The node at place l of a graph of n nodes with places l + 1 to l + n // 2 (mod n)."""
+    """Pair the node at place l of a graph of n nodes with the places l + 1 to l + n // 2 (mod n)."""
     first, size = first_and_size(search.batch, search.num_graphs)
     rows = torch.arange(len(search.pos), device=first.device)
     step = torch.arange(1, slots + 1, device=first.device)
@@ -122,7 +128,7 @@ def _pairs(slots: int, search: Search) -> tuple[Tensor, Tensor]:
     size = size.unsqueeze(1)
     others = place + step
     others = first.unsqueeze(1) + torch.where(others < size, others, others - size)
-    # In a graph of an even number of nodes the longest step would find each pair from both ends.
+    # With an even number of nodes the longest step would find each pair from both ends.
     once = (2 * step < size) | ((2 * step == size) & (place < step))
     others = torch.where(once, others, rows.unsqueeze(1))
     near = squared_distances(search.pos, others) <= search.cutoff * search.cutoff

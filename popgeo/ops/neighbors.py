@@ -1,4 +1,4 @@
-"""Positions to a fixed number of edges and their mask: every shape follows from the arguments, never from the data."""
+"""Neighbor lists of fixed shape: from positions to a fixed number of edges and their mask."""
 
 from typing import NamedTuple
 
@@ -11,11 +11,11 @@ from popgeo.ops.refusals import check_ends, check_least, require
 
 
 class Neighbors(NamedTuple):
-    """Edges in fixed slots: row 0 of `edge_index` is the neighbor, row 1 the centre.
+    """Edges in fixed slots: row 0 of `edge_index` is the neighbor, row 1 the center.
 
     Attributes:
-        edge_index: An absent edge joins its centre to itself. [2, num_edges]
-        edge_weight: Distance in the unit of the positions; the cutoff where the edge is absent. [num_edges]
+        edge_index: Neighbor and center of each edge; an absent edge joins its center to itself. [2, num_edges]
+        edge_weight: Distance in the unit of the positions; the cutoff for absent edges. [num_edges]
         edges_mask: True where the edge is real. [num_edges]
     """
 
@@ -34,9 +34,9 @@ def knn(
     max_num_nodes: int | None = None,
     nodes_mask: Tensor | None = None,
 ) -> Neighbors:
-    """Join each node to its `k` nearest neighbors within the cutoff, in the same graph: exactly `k` edges a node.
+    """Join each node to its `k` nearest neighbors within the cutoff, in the same graph: exactly `k` edges per node.
 
-    Of neighbors at the same distance the lowest index goes first. Within a node the order of the edges is unspecified.
+    Among neighbors at the same distance the lowest index comes first. The order of a node's edges is unspecified.
 
     Args:
         pos: Positions. [num_nodes, 3]
@@ -44,16 +44,16 @@ def knn(
         k: Edges of each node; may exceed the number of nodes.
         cutoff: Longest edge, in the unit of `pos`.
         num_graphs: Graphs in the batch, padding included.
-        max_num_nodes: Nodes of the largest real graph. Each node then looks at that many rows from where its graph
-            starts, instead of at the whole batch.
+        max_num_nodes: Nodes of the largest real graph. With it the search compares a node with this number of rows of
+            its graph instead of the whole batch.
         nodes_mask: True where the node is real; padding nodes send and receive nothing. [num_nodes]
 
     Returns:
         The edges, `k` for the first node, then `k` for the second, and so on. [num_nodes * k]
 
     Raises:
-        ValueError: `k` or the cutoff is not positive, or a real graph exceeds `max_num_nodes` or `batch` does not
-            ascend; under capture, if nothing can be raised, every length is then NaN.
+        ValueError: `k` or the cutoff is not positive, a real graph exceeds `max_num_nodes`, or `batch` does not ascend.
+            Captured code cannot raise; there every length is NaN.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
@@ -80,23 +80,23 @@ def pairs(
 ) -> Neighbors:
     """List each pair of nodes of the same graph within the cutoff once: a half neighbor list in fixed slots.
 
-    The node at place l of a graph of n nodes is the centre of its pairs with places l + 1 to l + n // 2 (mod n), so
-    pairs spread evenly over the nodes and each node needs half as many slots as it has possible neighbors.
+    The node at place l of a graph of n nodes is the center of its pairs with the places l + 1 to l + n // 2 (mod n). So
+    the pairs are spread evenly over the nodes, and each node needs half as many slots as it has possible neighbors.
 
     Args:
         pos: Positions. [num_nodes, 3]
         batch: Graph of each node, ascending. [num_nodes]
         cutoff: Longest pair, in the unit of `pos`.
         num_graphs: Graphs in the batch, padding included.
-        max_num_nodes: Nodes of the largest real graph; all nodes of the batch when left out.
+        max_num_nodes: Nodes of the largest real graph. Default: all nodes of the batch.
         nodes_mask: True where the node is real; padding nodes are in no pair. [num_nodes]
 
     Returns:
         The pairs. [num_nodes * (max_num_nodes // 2)]
 
     Raises:
-        ValueError: the cutoff is not positive, or a real graph exceeds `max_num_nodes` or `batch` does not
-            ascend; under capture, if nothing can be raised, every length is then NaN.
+        ValueError: the cutoff is not positive, a real graph exceeds `max_num_nodes`, or `batch` does not ascend.
+            Captured code cannot raise; there every length is NaN.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
@@ -121,23 +121,23 @@ def radius(
 ) -> tuple[Neighbors, Tensor]:
     """Join all nodes of the same graph within the cutoff, in a fixed number of slots for the whole batch.
 
-    Where `knn` reserves as many slots for each node as the busiest one needs, this shares them out as they come.
+    `knn` reserves the same number of slots for each node; here nodes with many neighbors take more slots.
 
     Args:
         pos: Positions. [num_nodes, 3]
         batch: Graph of each node, ascending. [num_nodes]
         cutoff: Longest edge, in the unit of `pos`.
-        num_edges: Slots; real edges come first, sorted by centre, and absent ones join the last node to itself.
+        num_edges: Number of slots. Real edges come first, sorted by center; absent edges join the last node to itself.
         num_graphs: Graphs in the batch, padding included.
-        max_num_nodes: Nodes of the largest real graph; all nodes of the batch when left out.
+        max_num_nodes: Nodes of the largest real graph. Default: all nodes of the batch.
         nodes_mask: True where the node is real; padding nodes send and receive nothing. [num_nodes]
 
     Returns:
-        The edges, and how many more there are than slots: above 0, the edges are incomplete. Integer []
+        The edges, and the number of edges without a slot, which is 0 if the list is complete. Integer []
 
     Raises:
-        ValueError: the cutoff is not positive, or a real graph exceeds `max_num_nodes` or `batch` does not
-            ascend; under capture, if nothing can be raised, every length is then NaN.
+        ValueError: the cutoff is not positive, a real graph exceeds `max_num_nodes`, or `batch` does not ascend.
+            Captured code cannot raise; there every length is NaN.
 
     Example:
         >>> pos, batch = torch.tensor([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]]), torch.zeros(3, dtype=torch.long)
@@ -156,16 +156,16 @@ def radius(
 def distance(
     pos: Tensor, edge_index: Tensor, edges_mask: Tensor | None, cutoff: float, edge_shift: Tensor | None = None
 ) -> Tensor:
-    """The length of each edge; absent edges have the cutoff's.
+    """Compute the length of each edge; absent edges have the length of the cutoff.
 
-    The gradient is 0 where two nodes coincide, and so is the gradient of the gradient.
+    If two nodes coincide, the gradient is 0, and so is the gradient of the gradient.
 
     Args:
         pos: Positions. [num_nodes, 3]
-        edge_index: Neighbor and centre of each edge. [2, num_edges]
-        edges_mask: True where the edge is real; None when all are. [num_edges]
-        cutoff: Length given to absent edges.
-        edge_shift: Added to the neighbor's position: where its periodic image stands. [num_edges, 3]
+        edge_index: Neighbor and center of each edge. [2, num_edges]
+        edges_mask: True where the edge is real; None if all edges are. [num_edges]
+        cutoff: Length of absent edges.
+        edge_shift: Vector from the neighbor to its periodic image that interacts. [num_edges, 3]
 
     Returns:
         Lengths in the unit of `pos`. [num_edges]
@@ -179,10 +179,10 @@ def distance(
     vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])  # [num_edges, 3]
     vector = vector if edge_shift is None else vector + edge_shift
     if edges_mask is not None:
-        # Masked before squaring, so that whatever is in a padding node has no gradient either.
+        # Masked before squaring, so that padding nodes have no gradient, whatever they hold.
         vector = torch.where(edges_mask.unsqueeze(1), vector, 0.0)
     r2 = vector.square().sum(1)
-    apart = r2 != 0  # and a NaN stays one
+    apart = r2 != 0  # also true for NaN, which stays NaN
     r = torch.where(apart, r2, 1.0).sqrt()
     r = torch.where(apart, r, 0.0)
     return r if edges_mask is None else torch.where(edges_mask, r, cutoff)
@@ -198,7 +198,7 @@ def _search(
 
 
 def _in_slots(form: SearchKind, slots: int, search: Search, max_num_nodes: int | None) -> Neighbors:
-    """The edges of each node in its slots, one node after another. [num_nodes * slots]"""
+    """Return the edges of each node in its slots, node after node. [num_nodes * slots]."""
     others, near = near_nodes(form, slots, search)
     centres = torch.arange(len(others), device=others.device).unsqueeze(1).expand_as(others)
     edge_index = torch.stack([torch.where(near, others, centres), centres]).flatten(1)
@@ -208,7 +208,7 @@ def _in_slots(form: SearchKind, slots: int, search: Search, max_num_nodes: int |
 
 
 def _in_windows(edges: Neighbors, search: Search, max_num_nodes: int | None) -> Neighbors:
-    """The edges, once it is known that every graph fits its window and every real node has a position."""
+    """Return the edges after the check that every graph fits its window and every real node has a finite position."""
     fits, reason = fit_windows(search.batch, search.num_graphs, max_num_nodes, search.nodes_mask)
     lengths = require(fits.all(), edges.edge_weight, reason)
     placed = search.pos.detach().sum(1).isfinite()

@@ -1,4 +1,4 @@
-"""One row for each graph: sums, means, maxima and softmax over a fixed number of graphs."""
+"""Sums, means, maxima and softmax over the nodes of each graph, for a fixed number of graphs."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ def global_add_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
     """Sum the rows of each graph.
 
     Args:
-        x: One row for each node. [num_nodes, channels]
+        x: One row per node. [num_nodes, channels]
         batch: Graph of each node. [num_nodes]
         num_graphs: Rows of the result; never read from `batch`, so the shape is static.
 
@@ -21,7 +21,7 @@ def global_add_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
         Sums; zero for a graph without nodes. [num_graphs, channels]
 
     Raises:
-        ValueError: a graph is negative or not below `num_graphs`.
+        ValueError: an entry of `batch` is negative or not below `num_graphs`.
 
     Example:
         >>> global_add_pool(torch.ones(3, 1), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
@@ -31,9 +31,14 @@ def global_add_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
 
 
 def global_mean_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-    """Average the rows of each graph; zero for a graph without nodes. Arguments as in `global_add_pool`.
+    """Average the rows of each graph; zero for a graph without nodes.
 
-    Whole numbers and booleans have means of floating point, as in PyG; those of `scatter_mean` round down.
+    Means of integers and booleans are floating point numbers, as in PyG; `scatter_mean` rounds them down.
+
+    Args:
+        x: One row per node. [num_nodes, channels]
+        batch: Graph of each node. [num_nodes]
+        num_graphs: Rows of the result.
 
     Example:
         >>> global_mean_pool(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
@@ -44,9 +49,14 @@ def global_mean_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
 
 
 def global_max_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-    """Return the largest entry of each channel in each graph; zero for a graph without nodes. Arguments as above.
+    """Return the largest entry of each channel in each graph; zero for a graph without nodes.
 
-    An entry of NaN makes the result NaN, as in PyG; `scatter_max` passes over it, as torch_scatter does.
+    A NaN makes the result NaN, as in PyG; `scatter_max` ignores it, as torch_scatter does.
+
+    Args:
+        x: One row per node. [num_nodes, channels]
+        batch: Graph of each node. [num_nodes]
+        num_graphs: Rows of the result.
 
     Example:
         >>> global_max_pool(torch.tensor([[-1.0], [-3.0], [5.0]]), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
@@ -56,7 +66,7 @@ def global_max_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
 
 
 def max_or_nan(x: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None = None) -> Tensor:
-    """Return the largest of the rows that share an index, and NaN where one of them is NaN; 0 where none arrives.
+    """Return the largest of the rows that share an index: NaN if one of them is NaN, and 0 for an empty row.
 
     Args:
         x: Rows. [num_entries, channels]
@@ -71,13 +81,13 @@ def max_or_nan(x: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None
     largest = scatter(x, index, dim=0, dim_size=num_rows, reduce="max", plan=plan)
     if not x.is_floating_point():
         return largest
-    missing = torch.where(x.isnan(), x, 0.0).detach()  # a NaN never wins in the scatter; added, it is seen
+    missing = torch.where(x.isnan(), x, 0.0).detach()  # the maximum ignores a NaN, a sum does not
     return largest + scatter(missing, index, dim=0, dim_size=num_rows, plan=plan)
 
 
 @in_float32
 def global_softmax(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-    """Weights that are not negative and sum to 1 over the nodes of each graph, one for each row and channel of `x`.
+    """Compute the softmax of each channel over the nodes of each graph.
 
     Args:
         x: Scores. [num_nodes, channels]
@@ -85,14 +95,14 @@ def global_softmax(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
         num_graphs: Graphs in the batch, padding included.
 
     Returns:
-        e^x divided by its sum over the graph; exactly 0 if it is e^-60 or less of the largest (e^-600 in float64),
-        so that no denormal number arises. [num_nodes, channels]
+        e^x divided by its sum over the graph; exactly 0 if it is at most e^-60 of the largest (e^-600 in float64), so
+        that no denormal number arises. [num_nodes, channels]
 
     Example:
         >>> global_softmax(torch.tensor([[7.0], [7.0], [-5.0]]), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
         tensor([0.5000, 0.5000, 1.0000])
     """
-    # The result does not depend on what is subtracted, so no gradient needs to pass through the maximum.
+    # The result does not depend on the subtracted maximum, so the maximum needs no gradient.
     largest = global_max_pool(x.detach(), batch, num_graphs)
     e = exp_or_zero(x - gather(largest, batch))
     return e / gather(global_add_pool(e, batch, num_graphs), batch)

@@ -1,4 +1,4 @@
-"""The ops in plain torch: the definition that the compiled kernels must equal, bit for bit in float32."""
+"""The ops in plain torch: the definitions that the compiled kernels must equal, bit for bit in float32."""
 
 import torch
 from torch import Tensor
@@ -7,20 +7,20 @@ from popgeo.ops.half_precision import HALVES as HALVES
 
 
 def scatter_sum(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    """out[index[e]] += src[e], starting at zero, edge after edge; half precision sums in float32 and rounds once."""
+    """Compute out[index[e]] += src[e] from zero, edge after edge; half precision is summed in float32."""
     wide = src.float() if src.dtype in HALVES else src
     return wide.new_zeros(num_rows, src.shape[1]).index_add_(0, index, wide).to(src.dtype)
 
 
 def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int) -> Tensor:
-    """out[dst[e]] += x[src[e]] * w[e], starting at zero, edge after edge (arXiv:1706.08566, eq. 2)."""
+    """Compute out[dst[e]] += x[src[e]] * w[e] from zero, edge after edge (arXiv:1706.08566, eq. 2)."""
     if x.dtype in HALVES:
         return cfconv(x.float(), w.float(), src, dst, num_nodes).to(x.dtype)
     return scatter_sum(x.index_select(0, src) * w, dst, num_nodes)
 
 
 def cfconv_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of `cfconv` with respect to x and w."""
+    """Compute the gradients of `cfconv` with respect to x and w."""
     if x.dtype in HALVES:
         grad_x, grad_w = cfconv_backward(grad.float(), x.float(), w.float(), src, dst)
         return grad_x.to(x.dtype), grad_w.to(x.dtype)
@@ -29,16 +29,16 @@ def cfconv_backward(grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor
 
 
 def scatter_mul(src: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    """out[index[e]] *= src[e], starting at one, edge after edge."""
+    """Compute out[index[e]] *= src[e] from one, edge after edge."""
     wide = src.float() if src.dtype in HALVES else src
     ones = wide.new_ones(num_rows, src.shape[1])
     return ones.scatter_reduce_(0, _expand(index, wide), wide, "prod").to(src.dtype)
 
 
 def scatter_extremum(src: Tensor, index: Tensor, num_rows: int, *, largest: bool) -> tuple[Tensor, Tensor]:
-    """The first largest (or smallest) entry per row and channel and its edge; 0 and `num_edges` if none arrives.
+    """Find the first largest (or smallest) entry per row and channel, and its edge; 0 and `num_edges` for an empty row.
 
-    A NaN is neither larger nor smaller than anything, so it never wins, as in torch_scatter.
+    A NaN compares as neither larger nor smaller, so it is never the result, as in torch_scatter.
     """
     num_edges = src.shape[0]
     full = _expand(index, src)
@@ -58,6 +58,6 @@ def _expand(index: Tensor, src: Tensor) -> Tensor:
 
 
 def _worst(dtype: torch.dtype, largest: bool) -> float:
-    """What every other entry is better than."""
+    """Return the entry that every other entry replaces."""
     limits = (-torch.inf, torch.inf) if dtype.is_floating_point else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     return limits[0] if largest else limits[1]

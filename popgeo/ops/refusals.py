@@ -1,4 +1,4 @@
-"""What is refused at the door of the ops, and how the refusal is worded."""
+"""The checks of arguments of ops and layers, and the messages of their errors."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
@@ -14,18 +14,18 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def require(holds: Tensor, value: Tensor, reason: Callable[[], str]) -> Tensor:
-    """`value`, where a condition on the data holds: the one way to check values, which also protects captured code.
+    """Return `value` after the check of a condition on data; this check also works in captured code.
 
-    Eagerly a broken condition raises. In code that is captured, traced or transformed nothing can be raised: a floating
-    point `value` then becomes NaN, and an index becomes -1, which every function of indices refuses.
+    In eager code a false condition raises. Captured, traced or transformed code cannot raise: there a floating point
+    `value` becomes NaN, and an index becomes -1, for which every function of indices raises.
 
     Args:
-        holds: The condition: one boolean, or those that go with parts of the value. [] or broadcast to the value
-        value: What must not be used if it does not hold.
-        reason: Makes the message of the error.
+        holds: Condition: one boolean, or one per part of the value. [] or broadcast to the value
+        value: Tensor that the caller may only use if the condition holds.
+        reason: Function that returns the message of the error.
 
     Raises:
-        ValueError: the condition does not hold, eagerly.
+        ValueError: the condition is false, in eager code.
 
     Example:
         >>> pos = torch.tensor([1.0, 2.0])
@@ -40,14 +40,14 @@ def require(holds: Tensor, value: Tensor, reason: Callable[[], str]) -> Tensor:
 
 
 def check_shapes(remedy: str, **named: tuple[Tensor | None, Sequence[int | None]]) -> None:
-    """Refuses tensors of other shapes than they must have.
+    """Check that tensors have the required shapes.
 
     Args:
-        remedy: The end of the message: what the shapes belong to, or what to pass instead.
-        named: Each tensor and its shape, by its name; None allows any size, and a missing tensor passes.
+        remedy: End of the message, with the meaning of the shapes or a remedy.
+        named: Each tensor and its shape, by its name. None in a shape allows any size, and None for a tensor passes.
 
     Raises:
-        ValueError: a shape is different.
+        ValueError: a shape does not match.
 
     Example:
         >>> check_shapes("Pass one per row.", mask=(torch.ones(2), (3,)), scores=(torch.ones(3, 2), (3, None)))
@@ -63,15 +63,15 @@ def check_shapes(remedy: str, **named: tuple[Tensor | None, Sequence[int | None]
 
 
 def check_least(least: int, why: str = "", **named: float) -> None:
-    """Refuses numbers that are too small.
+    """Check that numbers are not too small.
 
     Args:
-        least: The smallest that is allowed.
-        why: The end of the message.
-        named: The numbers, by name.
+        least: Smallest allowed number.
+        why: End of the message.
+        named: Numbers, by name.
 
     Raises:
-        ValueError: a number is smaller.
+        ValueError: a number is smaller than `least`.
 
     Example:
         >>> check_least(1, "A node needs an edge slot.", num_graphs=2, k=0)
@@ -85,10 +85,10 @@ def check_least(least: int, why: str = "", **named: float) -> None:
 
 
 def check_choice(name: str, given: object, allowed: Iterable[object]) -> None:
-    """Refuses what is not among the choices.
+    """Check that an argument is one of the allowed choices.
 
     Raises:
-        ValueError: it is not; the message lists them.
+        ValueError: the argument is no choice; the message lists the choices.
 
     Example:
         >>> check_choice("readout", "median", ("add", "mean"))
@@ -102,10 +102,10 @@ def check_choice(name: str, given: object, allowed: Iterable[object]) -> None:
 
 
 def check_dimension(what: str, dim: int, rank: int) -> int:
-    """The number of a dimension, counted from the first one, of what has `rank` dimensions.
+    """Return the number of a dimension, counted from the first one, of a tensor with `rank` dimensions.
 
     Raises:
-        ValueError: the tensor has no such dimension.
+        ValueError: the tensor does not have the dimension.
 
     Example:
         >>> check_dimension("src", -1, rank=3)
@@ -119,19 +119,27 @@ def check_dimension(what: str, dim: int, rank: int) -> int:
 
 
 def refuse_integers(src: Tensor) -> None:
-    """Raises ValueError unless the values are of a floating point type."""
+    """Raise a ValueError unless the values are of a floating point type."""
     if not src.is_floating_point():
-        raise ValueError(f"src has dtype {src.dtype}; this function is of floating point values. Call src.float().")
+        raise ValueError(f"src has dtype {src.dtype}; this function takes floating point values. Call src.float().")
 
 
 def check_ends(edge_index: Tensor) -> None:
-    """Refuses edges that have not two rows, of sources and of destinations. Looks at no value."""
+    """Check that edges have two rows, sources and destinations; no value is read.
+
+    Raises:
+        ValueError: the shape is not [2, num_edges].
+    """
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise ValueError(f"edge_index has shape {tuple(edge_index.shape)}; pass [2, num_edges] or edge_index.t().")
 
 
 def check_index(name: str, index: Tensor, num_edges: int, like: Tensor) -> None:
-    """Refuses an index that is not one integer per edge on the device of the data. Looks at no value."""
+    """Check that an index has one integer per edge, on the device of the data; no value is read.
+
+    Raises:
+        ValueError: the type, the shape or the device does not fit.
+    """
     if index.dtype not in INDEX_DTYPES:
         raise ValueError(f"{name} has dtype {index.dtype}; an index is torch.int64 or torch.int32. Call {name}.long().")
     if index.shape != (num_edges,):
@@ -144,13 +152,16 @@ def check_index(name: str, index: Tensor, num_edges: int, like: Tensor) -> None:
 
 
 def refuse_index(name: str, index: Tensor, num_rows: int) -> None:
-    """Raises ValueError with the first value of `index` outside [0, num_rows) and its position, if there is one.
+    """Check that all values of an index are in [0, num_rows).
 
-    On a GPU the check does not wait: a later call of torch reports it.
+    On a GPU the check does not wait for the values: a later call of torch raises the error.
+
+    Raises:
+        ValueError: a value is outside; the message names the first one and its position.
     """
-    if index.is_cuda:  # to look at the values, the host would have to wait for them
+    if index.is_cuda:  # the host would have to wait for the values
         return require_range(name, index, num_rows)
-    library.address(index)  # torch's own comparison reads memory that was given back
+    library.address(index)  # raises if the memory was freed, which torch's own comparison would read
     outside = (index < 0) | (index >= num_rows)
     if outside.any():
         position = int(outside.nonzero()[0])
@@ -161,7 +172,11 @@ def refuse_index(name: str, index: Tensor, num_rows: int) -> None:
 
 
 def refuse_plan(name: str, index: Tensor, num_rows: int, rowptr: Tensor, perm: Tensor | None) -> None:
-    """Raises ValueError if a plan was not made from `index`."""
+    """Check that a plan was made from `index`.
+
+    Raises:
+        ValueError: the plan belongs to a different index.
+    """
     start, stop = rowptr[:-1].long(), rowptr[1:].long()
     order = torch.arange(index.shape[0], device=index.device) if perm is None else perm.long()
     fits = (
@@ -183,7 +198,7 @@ def refuse_plan(name: str, index: Tensor, num_rows: int, rowptr: Tensor, perm: T
 
 
 def explain(name: str, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None) -> NoReturn:
-    """Raises what made a kernel stop: an index out of range, a plan of another index, or no memory."""
+    """Raise the error for a kernel that stopped: an index out of range, a plan of a different index, or no memory."""
     if index is not None:
         refuse_index(name, index, num_rows)
         if rowptr is not None:

@@ -1,4 +1,4 @@
-"""How an op becomes known to torch: one schema, one kernel, one shape rule, one derivative."""
+"""The registration of ops in torch: one schema, one kernel, one shape rule and one derivative for each op."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +13,11 @@ LIBRARY = torch.library.Library("popgeo", "DEF")
 
 
 class RegisteredOp:
-    """An op that torch knows as `popgeo::<name>`, called by the shortest way that the situation allows.
+    """An op of torch, `popgeo::<name>`, with the shortest possible way for each call.
 
     Capture, compile and export go through torch's dispatcher. Plain eager code does not: without gradients it calls the
-    kernel, which saves 15 microseconds; with them a bare autograd function, which saves 100. So does `torch.func`,
-    which knows no derivative of the dispatcher's.
+    kernel, which saves 15 microseconds; with gradients it calls a plain autograd function, which saves 100. Under
+    `torch.func`, which cannot use the dispatcher's derivatives, a second autograd function is called.
     """
 
     def __init__(self, name: str, kernel: Callable[..., Any], functions: _Functions = (None, None)) -> None:
@@ -25,6 +25,7 @@ class RegisteredOp:
         self.function, self.transformed = functions
 
     def __call__(self, *arguments: Any) -> Any:
+        """Call the op."""
         if not is_eager(arguments):
             if self.transformed is not None and is_transformed_by_func():
                 return self.transformed.apply(*arguments)
@@ -44,17 +45,19 @@ def register(
     setup_context: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
 ) -> RegisteredOp:
-    """Registers `popgeo::<schema>` so that capture, compile and export see it as one op.
+    """Register `popgeo::<schema>` so that capture, compile and export see it as one op.
 
-    The low-level interface is used because `torch.library.custom_op` costs three times as much per call. Every op that
-    a `backward` calls has a `backward` of its own: without it torch differentiates twice and returns wrong numbers.
+    This uses torch's low-level interface, because `torch.library.custom_op` costs three times as much per call. Every
+    op that a `backward` calls needs a `backward` too; without it torch would return wrong second derivatives.
 
     Args:
         schema: Name and arguments in torch's schema language, such as `gather(Tensor x, Tensor index) -> Tensor`.
-        kernel: Computes the result on real tensors.
-        fake: Returns empty tensors of the result's shapes; no shape may depend on data.
-        setup_context: Saves what `backward` needs; by default all inputs. `setup_context(ctx, inputs, output)`
-        backward: Gradients of all inputs from the gradients of the outputs. `backward(ctx, *grads)`
+        kernel: Function that computes the result on real tensors.
+        fake: Function that returns empty tensors of the result's shapes; no shape may depend on data.
+        setup_context: Function that saves tensors for `backward`: `setup_context(ctx, inputs, output)`. Default: save
+            all inputs.
+        backward: Function from the gradients of the outputs to those of all inputs: `backward(ctx, *grads)`. Default:
+            the op has no derivative.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -69,25 +72,25 @@ def register(
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keeps all inputs: tensors, and None in the place of one, as `ctx.saved_tensors`, the others as `ctx.numbers`."""
+    """Save all inputs: tensors and None as `ctx.saved_tensors`, all others as `ctx.numbers`."""
     ctx.save_for_backward(*(one for one in inputs if one is None or isinstance(one, Tensor)))
     ctx.numbers = [one for one in inputs if one is not None and not isinstance(one, Tensor)]
 
 
 def refusing_none(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel of an operation for torch's dispatcher, which lets None pass for a tensor that is required.
+    """Return a kernel that checks its tensors for None, which torch's dispatcher accepts for required tensors.
 
     Raises:
-        ValueError: when it is called with None for a tensor.
+        ValueError: in a call, None was passed for a tensor.
     """
-    asked = [
+    required = [
         (at, one.name)
         for at, one in enumerate(getattr(torch.ops.popgeo, name).default._schema.arguments)
         if isinstance(one.type, torch.TensorType)
     ]
 
     def checked(*arguments: Any) -> Any:
-        for at, argument in asked:
+        for at, argument in required:
             if arguments[at] is None:
                 raise ValueError(f"popgeo::{name} was called with {argument}=None; pass a tensor.")
         return kernel(*arguments)
@@ -98,7 +101,7 @@ def refusing_none(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _autograd_functions(
     name: str, kernel: Callable[..., Any], setup_context: Callable[..., None], backward: Callable[..., Any]
 ) -> _Functions:
-    """Return the function for plain eager code, and the slower one that `torch.func` can transform."""
+    """Return the function for plain eager code, and the slower function that `torch.func` can transform."""
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         output = kernel(*inputs)
@@ -118,7 +121,7 @@ def _autograd_functions(
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function = type(f"popgeo_{name}", (torch.autograd.Function,), methods)
-    # Not the kernel itself, of which torch.func would pass the defaults on by name.
+    # A lambda, because torch.func would read the kernel's signature and pass its defaults by name.
     methods |= {"forward": staticmethod(lambda *inputs: kernel(*inputs)), "setup_context": staticmethod(setup_context)}
     methods |= {"jvp": staticmethod(refuse_forward_mode), "vmap": staticmethod(vmap)}
     transformed = type(f"popgeo_{name}_transformed", (torch.autograd.Function,), methods)

@@ -1,4 +1,4 @@
-"""Rounding up or down at random, so that many small changes of a float16 weight add up as they should."""
+"""Stochastic rounding: rounding up or down at random, so that many small changes of a float16 weight add up."""
 
 import numpy as np
 import torch
@@ -13,26 +13,27 @@ _LOW = (1 << 32) - 1
 
 
 def round_stochastic(x: Tensor, counter: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
-    """Rounds each element to one of its two neighbors in a narrower type, the nearer one with more probability.
+    """Round each element at random to one of its two neighbors in a narrower type, more often to the nearer one.
 
-    The probability of rounding up is the distance from the lower neighbor over the distance between both, so the
-    expectation is the element itself: exactly so in bfloat16 and in the normal range of float16, to 2^-55 among its
-    denormal numbers. What the type holds exactly stays. From 65,504 to 65,536 a number becomes 65,504 or infinity;
-    beyond that, infinity. NaN stays NaN; float32's own denormal numbers become 0 in float16.
+    The probability of rounding up is the distance to the lower neighbor, divided by the distance between both. So the
+    expectation is the element itself: exactly in bfloat16 and in the normal range of float16, and up to 2^-55 among
+    float16's denormal numbers. Numbers that the type holds exactly do not change. In float16, numbers from 65,504 to
+    65,536 become 65,504 or infinity, larger numbers become infinity, and float32's denormal numbers become 0. NaN stays
+    NaN.
 
-    Random numbers are a function of the counter and of an element's number, nothing else: the same for any number of
-    threads, with and without the compiled library.
+    Random numbers depend only on the counter and on an element's place: they are the same for any number of threads,
+    with and without the compiled library.
 
     Args:
-        x: float32, any shape.
-        counter: Where random numbers start; another one gives others. int64, one element
+        x: Numbers in float32, of any shape.
+        counter: Seed of the random numbers. int64, one element
         dtype: `torch.float16` or `torch.bfloat16`.
 
     Returns:
-        The same shape in the narrower type.
+        Rounded numbers of the same shape.
 
     Raises:
-        ValueError: other types.
+        ValueError: `x`, `counter` or `dtype` has a different type.
 
     Example:
         >>> x = torch.full((200_000,), 1 + 2**-12)  # a quarter of the way from 1 to the next float16
@@ -44,7 +45,7 @@ def round_stochastic(x: Tensor, counter: Tensor, dtype: torch.dtype = torch.floa
 
 
 def _keys(counter: int) -> tuple[int, int]:
-    """Two words that look unlike the words of the next counter."""
+    """Return two 32-bit words for a counter; the next counter has unrelated words."""
     z = int(keys_of(new_key(counter), np.zeros(1, np.int64))[0])
     return z & _LOW, z >> 32
 
@@ -73,7 +74,7 @@ def _round(x: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _round_with_torch(x: Tensor, first: int, second: int, dtype: torch.dtype) -> Tensor:
-    """The kernel's steps, one after the other, on 32-bit words in int64."""
+    """Round by the kernel's steps, on 32-bit words in int64."""
     number = torch.arange(x.numel(), device=x.device).view(x.shape) & _LOW
     random = _mixed((_mixed(number ^ first) + second) & _LOW)
     bits = x.contiguous().view(torch.int32).long() & _LOW
@@ -85,7 +86,7 @@ def _round_with_torch(x: Tensor, first: int, second: int, dtype: torch.dtype) ->
 def _to_half(magnitude: Tensor, random: Tensor) -> Tensor:
     exponent = magnitude >> 23
     base = (exponent - 113).clamp(min=0) << 10
-    # The neighbors are 2^shift units of the mantissa apart, and never so far that 32-bit words do not hold it.
+    # The neighbors are 2^shift units of the mantissa apart; a shift above 31 is cut, so that 32-bit words hold 2^shift.
     shift = (126 - exponent).clamp(min=13)
     mantissa = ((magnitude & 0x7FFFFF) | 0x800000) >> (shift - 31).clamp(0, 31)
     kept = shift.clamp(max=31)
@@ -101,7 +102,7 @@ def _to_bfloat(magnitude: Tensor, random: Tensor) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A permutation of 32-bit words in which each bit depends on all: lowbias32 of the hash prospector."""
+    """Permute 32-bit words so that each bit depends on all bits: lowbias32 of the hash prospector."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _LOW
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _LOW
     return x ^ (x >> 16)

@@ -1,7 +1,6 @@
-"""scatter and gather over any dimension, with the signatures and results of torch_scatter."""
+"""Scatter and gather over any dimension, with the signatures and results of torch_scatter."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,15 +8,9 @@ from torch import Tensor
 from popgeo.ops.channel_rows import ChannelRows, plan_arguments
 from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows, sum_at_once
 from popgeo.ops.half_precision import in_float32
-from popgeo.ops.refusals import refuse_integers
+from popgeo.ops.refusals import check_choice, refuse_integers
 from popgeo.ops.scatter_plan import ScatterPlan
-from popgeo.ops.scatter_reductions import (
-    extreme_at_once,
-    product_at_once,
-    scatter_max_rows,
-    scatter_min_rows,
-    scatter_mul_rows,
-)
+from popgeo.ops.scatter_reductions import scatter_max_rows, scatter_min_rows, scatter_mul_rows
 
 
 def scatter(
@@ -32,16 +25,16 @@ def scatter(
     """Reduce all entries of `src` that share an index, as `torch_scatter.scatter` does.
 
     Args:
-        src: The entries. [..., num_edges, ...]
+        src: Entries to reduce. [..., num_edges, ...]
         index: Receiving row of each entry: one per position along `dim`, or any shape that broadcasts to `src`.
-        dim: The dimension that the index runs along.
-        out: A tensor to reduce into, in place; it is also what is returned.
-        dim_size: Rows of the result. Without it `index.max() + 1`, which cannot be captured.
-        reduce: "sum" (or "add"), "mean", "mul", "min" or "max".
-        plan: The plan of a one-dimensional `index`, made once and reused.
+        dim: Dimension of the index.
+        out: Tensor to reduce into, in place; the function returns it.
+        dim_size: Rows of the result. Default: `index.max() + 1`, which cannot be captured.
+        reduce: `"sum"` (or `"add"`), `"mean"`, `"mul"`, `"min"` or `"max"`.
+        plan: Plan of a one-dimensional `index`, made once and reused.
 
     Returns:
-        The reduced entries. If nothing arrives: 0, and 1 for "mul". [..., dim_size, ...]
+        The reduced entries; rows without entries have 0, or 1 for `"mul"`. [..., dim_size, ...]
 
     Raises:
         ValueError: an index is out of range, its shape does not broadcast, or `reduce` is unknown.
@@ -52,14 +45,9 @@ def scatter(
         tensor([[5., 6.],
                 [4., 6.]])
     """
-    if reduce not in REDUCES:
-        raise ValueError(f"reduce is {reduce!r}; allowed are {', '.join(REDUCES)}.")
-    if out is None and dim_size is not None and dim in (0, -2):
-        at_once = _AT_ONCE[reduce](src, index, dim_size, plan)
-        if at_once is not None:
-            return at_once
-    made = REDUCES[reduce](src, index, dim, out, dim_size, plan)
-    return made[0] if isinstance(made, tuple) else made  # an extreme without its position
+    check_choice("reduce", reduce, REDUCES)
+    result = REDUCES[reduce](src, index, dim, out, dim_size, plan)
+    return result[0] if isinstance(result, tuple) else result  # an extreme without its position
 
 
 def scatter_sum(
@@ -70,7 +58,7 @@ def scatter_sum(
     dim_size: int | None = None,
     plan: ScatterPlan | None = None,
 ) -> Tensor:
-    """Sum the entries that share an index; see `scatter`.
+    """Sum the entries that share an index; `scatter` explains the arguments.
 
     Example:
         >>> scatter_sum(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
@@ -97,7 +85,9 @@ def scatter_mean(
     dim_size: int | None = None,
     plan: ScatterPlan | None = None,
 ) -> Tensor:
-    """Average the entries that share an index; integers round down, as in torch_scatter. See `scatter`.
+    """Average the entries that share an index; integers are rounded down, as in torch_scatter.
+
+    `scatter` explains the arguments.
 
     Example:
         >>> scatter_mean(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
@@ -121,7 +111,7 @@ def scatter_mul(
     dim_size: int | None = None,
     plan: ScatterPlan | None = None,
 ) -> Tensor:
-    """Multiply the entries that share an index; 1 if nothing arrives. See `scatter`.
+    """Multiply the entries that share an index; rows without entries have 1. `scatter` explains the arguments.
 
     Example:
         >>> scatter_mul(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
@@ -140,15 +130,13 @@ def scatter_min(
     dim_size: int | None = None,
     plan: ScatterPlan | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The smallest of the entries that share an index, and its position along `dim`; see `scatter_max`.
+    """Find the smallest of the entries that share an index, and its position along `dim`; see `scatter_max`.
 
     Example:
         >>> scatter_min(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
         (tensor([3., 0., 2.]), tensor([2, 3, 1]))
     """
-    return _extreme(
-        ChannelRows.of(src, index, dim, out, dim_size), plan, out, src.shape[dim], scatter_min_rows, torch.lt
-    )
+    return _extreme(ChannelRows.of(src, index, dim, out, dim_size), plan, out, scatter_min_rows, torch.lt)
 
 
 def scatter_max(
@@ -159,35 +147,25 @@ def scatter_max(
     dim_size: int | None = None,
     plan: ScatterPlan | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The largest of the entries that share an index, and its position along `dim`; see `scatter`.
+    """Find the largest of the entries that share an index, and its position along `dim`.
 
-    The first of equal entries wins. If nothing arrives the value is 0 and the position `src.shape[dim]`.
+    The first of equal entries counts. Rows without entries have the value 0 and the position `src.shape[dim]`.
+    `scatter` explains the arguments.
 
     Example:
         >>> scatter_max(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
         (tensor([4., 0., 2.]), tensor([0, 3, 1]))
     """
-    return _extreme(
-        ChannelRows.of(src, index, dim, out, dim_size), plan, out, src.shape[dim], scatter_max_rows, torch.gt
-    )
+    return _extreme(ChannelRows.of(src, index, dim, out, dim_size), plan, out, scatter_max_rows, torch.gt)
 
 
-def _mean_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
-    total = sum_at_once(src, index, num_rows, plan) if src.dtype in (torch.float32, torch.float64) else None
-    if total is None:
-        return None
-    count = torch.bincount(index, minlength=num_rows) if plan is None else plan.rowptr.diff()
-    return total.div_(count.clamp_(min=1).to(src.dtype).unsqueeze(1))
-
-
-# The same by the shortest way, without gradients; None where a call is unusual, or wrong.
-_AT_ONCE: dict[str, Callable[..., Tensor | None]] = {
-    **{"sum": sum_at_once, "add": sum_at_once, "mul": product_at_once, "mean": _mean_at_once},
-    **{"min": partial(extreme_at_once, largest=False), "max": partial(extreme_at_once, largest=True)},
-}
 REDUCES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
-    **{"sum": scatter_sum, "add": scatter_sum, "mul": scatter_mul},
-    **{"mean": scatter_mean, "min": scatter_min, "max": scatter_max},
+    "sum": scatter_sum,
+    "add": scatter_sum,
+    "mul": scatter_mul,
+    "mean": scatter_mean,
+    "min": scatter_min,
+    "max": scatter_max,
 }
 
 
@@ -201,11 +179,11 @@ def scatter_std(
     unbiased: bool = True,
     plan: ScatterPlan | None = None,
 ) -> Tensor:
-    """The standard deviation of the entries that share an index; 0 where fewer than two arrive.
+    """Compute the standard deviation of the entries that share an index; 0 for fewer than two entries.
 
-    As in torch_scatter, the sums of squares are added to `out`, and 1e-6 to the count (less one if `unbiased`) that
-    they are divided by. Where the result is 0, as that of one entry or of padding, so is its derivative:
-    torch_scatter's is NaN there.
+    As in torch_scatter, the sums of squares are added to `out`, and the divisor is the number of entries (minus one if
+    `unbiased`) plus 1e-6. If the result is 0, as for one entry or for padding, the derivative is 0 too; in
+    torch_scatter it is NaN.
 
     Example:
         >>> scatter_std(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([0, 0, 1]))
@@ -226,13 +204,13 @@ def scatter_std(
 
 
 def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = None) -> Tensor:
-    """The entry of `x` that each edge names along `dim`: `x.index_select(dim, index)`, with a planned backward pass.
+    """Return the entry of `x` at each index along `dim`: `x.index_select(dim, index)`, with a planned backward pass.
 
     Args:
         x: Features of the nodes. [..., num_nodes, ...]
         index: Node that each edge reads. [num_edges]
-        dim: The dimension that the index runs along.
-        plan: The plan of `index`, made once and reused; it makes the gradient faster.
+        dim: Dimension of the index.
+        plan: Plan of `index`, made once and reused; it makes the gradient faster.
 
     Returns:
         Features at the edges. [..., num_edges, ...]
@@ -245,7 +223,7 @@ def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = No
         tensor([2., 2., 1.])
     """
     if x.dim() == 0:
-        raise ValueError("x has no dimension to gather along; give it at least one.")
+        raise ValueError("x has no dimension to gather along; pass a tensor of at least one.")
     arguments = plan_arguments(plan, index, x.shape[dim])
     if x.dim() == 2 and dim in (0, -2):
         return gather_rows(x, index, *arguments)
@@ -255,13 +233,13 @@ def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = No
 
 
 def _extreme(
-    rows: ChannelRows, plan: ScatterPlan | None, out: Tensor | None, absent: int, find: Callable, is_better: Callable
+    rows: ChannelRows, plan: ScatterPlan | None, out: Tensor | None, find: Callable, is_better: Callable
 ) -> tuple[Tensor, Tensor]:
-    """Extremes and their positions; if there is an `out`, whichever is better, it or what was found."""
+    """Find extremes and their positions; if `out` has a better entry, keep it and mark its position as absent."""
     best, arg = find(rows.src, rows.index, rows.num_rows, *rows.plan(plan))
     best, arg = rows.restore(best), rows.restore_position(arg)
     if out is None:
         return best, arg
-    wins = (arg < absent) & is_better(best, out)
+    wins = (arg < rows.num_edges) & is_better(best, out)
     out.copy_(torch.where(wins, best, out))
-    return out, arg.masked_fill(~wins, absent)
+    return out, arg.masked_fill(~wins, rows.num_edges)

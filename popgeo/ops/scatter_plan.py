@@ -1,4 +1,4 @@
-"""ScatterPlan: the order in which each row meets its edges, made once per index and used by every layer."""
+"""ScatterPlan: the order of the edges of each row, made once per index and used by every layer."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,26 +14,26 @@ from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import check_ends, check_index, check_least, refuse_index, refuse_plan
 from popgeo.ops.register_op import register
 
-_SORTED, _UNSORTED = 1, 0  # what popgeo_plan returns; anything else is an index out of range
+_SORTED, _UNSORTED = 1, 0  # results of popgeo_plan; all others mean an index out of range, or no memory
 _MAX_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScatterPlan:
-    """Which edges arrive at each row, and how the rows are divided over tiles.
+    """The edges that arrive at each row, and the division of rows over tiles.
 
-    Row `i` receives the edges `perm[rowptr[i]:rowptr[i + 1]]`, in the order in which they are in the index; where the
-    index is already sorted, `perm` is None and the edges are `rowptr[i]:rowptr[i + 1]` themselves.
+    Row `i` receives the edges `perm[rowptr[i]:rowptr[i + 1]]`, in the order of the index. If the index is sorted,
+    `perm` is None and the edges are `rowptr[i]:rowptr[i + 1]`.
 
-    A plan belongs to one index, which it keeps: an op that is given the plan with another index, or after the index was
-    changed in place, refuses it. And whatever a plan holds, no kernel reads or writes out of bounds for it.
+    A plan belongs to one index, which it keeps. Ops raise if they get the plan with a different index, or after a
+    change of the index in place. No kernel reads or writes out of bounds, whatever a plan holds.
 
     Args:
-        index: The index that the plan was made from. [num_edges]
-        rowptr: Where the edges of each row start. int32 [num_rows + 1]
-        perm: Edges in row order, or None when they already are. int32 [num_edges]
-        num_tiles: Ranges of rows that are computed independently; 0 leaves it to the kernel. The results are the same
-            for any number.
+        index: Index from which the plan was made. [num_edges]
+        rowptr: First edge of each row. int32 [num_rows + 1]
+        perm: Edges in the order of the rows; None if they are already in this order. int32 [num_edges]
+        num_tiles: Ranges of rows that are computed independently; with 0 the kernel chooses. All numbers give the same
+            results.
 
     Example:
         >>> plan = ScatterPlan.from_index(torch.tensor([2, 0, 2]), num_rows=3)
@@ -45,10 +45,10 @@ class ScatterPlan:
     rowptr: Tensor
     perm: Tensor | None
     num_tiles: int = 0
-    num_rows: int = field(init=False)  # of the result
+    num_rows: int = field(init=False)
     num_edges: int = field(init=False)
     _version: int = field(init=False, repr=False)
-    _seen: tuple[Tensor, int] = field(init=False, repr=False)  # another tensor found to be the same index, its version
+    _seen: tuple[Tensor, int] = field(init=False, repr=False)  # the last tensor with the same index, and its version
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_rows", self.rowptr.shape[0] - 1)
@@ -58,9 +58,9 @@ class ScatterPlan:
 
     @classmethod
     def from_index(cls, index: Tensor, num_rows: int) -> "ScatterPlan":
-        """The plan of an index: a stable counting sort, and the range check of every value, in one pass.
+        """Make the plan of an index, by a stable counting sort with a range check of every value, in one pass.
 
-        Under capture the order is always kept, because whether the index is sorted is then unknown.
+        In captured code the plan always has `perm`, because nothing can tell whether the index is sorted.
 
         Args:
             index: Receiving row of each edge. [num_edges]
@@ -79,7 +79,7 @@ class ScatterPlan:
 
     @classmethod
     def regular(cls, num_rows: int, degree: int, *, device: torch.device | None = None) -> "ScatterPlan":
-        """The plan of a graph whose every row receives exactly `degree` edges, sorted by row: nothing is sorted.
+        """Make the plan of a graph with exactly `degree` edges per row, in the order of the rows, without a sort.
 
         Example:
             >>> plan = ScatterPlan.regular(num_rows=3, degree=2)
@@ -93,20 +93,20 @@ class ScatterPlan:
         return cls(index=index, rowptr=rows.int() * degree, perm=None)
 
     def set_tiles(self, num_tiles: int) -> "ScatterPlan":
-        """The same plan, divided over `num_tiles` tiles.
+        """Return the same plan, divided over `num_tiles` tiles.
 
         Raises:
-            ValueError: fewer than one tile.
+            ValueError: the number of tiles is below 1.
         """
         check_least(1, num_tiles=num_tiles)
         self.check("index", self.index, self.num_rows)
         return ScatterPlan(index=self.index, rowptr=self.rowptr, perm=self.perm, num_tiles=num_tiles)
 
     def tile_starts(self) -> Tensor:
-        """The first row of each tile, and the number of rows: every tile gets about as many edges and rows.
+        """Return the first row of each tile, and the number of rows; tiles get about equal numbers of edges and rows.
 
         Returns:
-            int64 [num_tiles + 1], where a `num_tiles` of 0 counts as 1.
+            Row numbers; a `num_tiles` of 0 counts as 1. int64 [num_tiles + 1]
 
         Example:
             >>> ScatterPlan.from_index(torch.tensor([0, 0, 0, 1, 2]), num_rows=3).set_tiles(2).tile_starts().tolist()
@@ -121,7 +121,7 @@ class ScatterPlan:
         return starts
 
     def _remember(self, index: Tensor) -> None:
-        """Lets `is_of` know the index, if the plan's tensors are such as the kernels read without looking."""
+        """Remember the index for `is_of`, if kernels can read the plan's tensors without further checks."""
         parts = ((self.rowptr, self.num_rows + 1), (self.perm, self.num_edges))
         is_readable = all(
             part is None or (part.dtype is torch.int32 and part.shape == (size,) and part.is_contiguous())
@@ -130,17 +130,21 @@ class ScatterPlan:
         object.__setattr__(self, "_seen", (index, _version(index) if is_readable else -1))
 
     def is_of(self, index: Tensor, num_rows: int) -> bool:
-        """Whether the plan has seen this index and it is unchanged since; only `check` notices a different one."""
+        """Check whether the plan has seen this tensor as its index, without a change since; `check` compares values."""
         seen, version = self._seen
         return index is seen and num_rows == self.num_rows and version >= 0 and index._version == version
 
     def check(self, name: str, index: Tensor, num_rows: int) -> bool:
-        """Raises ValueError unless this is the plan of `index` into `num_rows` rows.
+        """Check that this is the plan of `index` into `num_rows` rows.
 
-        The very tensor that the plan was made from passes at once; another one is compared, entry by entry.
+        The tensor from which the plan was made passes at once; a different tensor is compared entry by entry.
 
         Returns:
-            True; False under capture, where another tensor has no entries to compare: then the plan must not be used.
+            True; or False in captured code for a different tensor, which has no values there. The caller must then not
+            use the plan.
+
+        Raises:
+            ValueError: the plan belongs to a different index or number of rows.
         """
         if index is self.index and num_rows == self.num_rows and _version(index) == self._version:
             return True
@@ -172,7 +176,7 @@ class ScatterPlan:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgePlan:
-    """The plans of both ends of the edges: the forward pass sums by `dst`, the backward pass by `src`.
+    """The plans of both ends of the edges: forward passes sum by `dst`, backward passes by `src`.
 
     Example:
         >>> plan = EdgePlan.from_edge_index(torch.tensor([[1, 0], [0, 1]]), num_nodes=2)
@@ -185,7 +189,7 @@ class EdgePlan:
 
     @classmethod
     def from_edge_index(cls, edge_index: Tensor, num_nodes: int) -> "EdgePlan":
-        """The plans of `edge_index[0]` (sources) and `edge_index[1]` (destinations). [2, num_edges]"""
+        """Make the plans of `edge_index[0]` (sources) and `edge_index[1]` (destinations). [2, num_edges]."""
         check_ends(edge_index)
         return cls(
             src=ScatterPlan.from_index(edge_index[0], num_nodes), dst=ScatterPlan.from_index(edge_index[1], num_nodes)
@@ -193,7 +197,7 @@ class EdgePlan:
 
 
 def _version(index: Tensor) -> int:
-    """How often the tensor was changed in place; -1 if that is not counted (inference, compilation)."""
+    """Return the number of changes in place; -1 if torch does not count them (inference, compilation)."""
     return -1 if torch.compiler.is_compiling() or index.is_inference() else index._version
 
 
@@ -203,7 +207,7 @@ def _check(index: Tensor, num_rows: int) -> None:
 
 
 def _plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:
-    """Row pointer, order, and whether the index was sorted (then the order is 0, 1, 2, ... and is not filled in)."""
+    """Return row pointer, order, and whether the index is sorted; a sorted index leaves the order unfilled."""
     _check(index, num_rows)
     num_edges = index.shape[0]
     if max(num_edges, num_rows) >= _MAX_INT32:
@@ -218,7 +222,7 @@ def _plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:
 
 
 def sort_edges(index: Tensor, rowptr: Tensor, perm: Tensor) -> bool:
-    """Fills in row pointer and order, by the compiled library; where the index is sorted the pointer alone, and True.
+    """Fill row pointer and order by the compiled library, or the pointer alone and return True if the index is sorted.
 
     Raises:
         ValueError: an index is out of range.

@@ -1,6 +1,6 @@
-"""The reductions of rows other than the sum: extremes per index and where they came from, and products.
+"""The reductions of rows other than the sum: popgeo::scatter_max and popgeo::scatter_min, and popgeo::scatter_mul.
 
-popgeo::scatter_max and popgeo::scatter_min; popgeo::scatter_mul has gradients that are right at zeros.
+Extremes come with the edges that hold them. The gradients of products are correct at zeros.
 """
 
 from functools import partial
@@ -11,36 +11,18 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops import reference
-from popgeo.ops.gather_scatter import NO_PLAN, SCATTER_ARGUMENTS, check_sum, fake_sum, gather_rows, pack_sum, usual_plan
+from popgeo.ops.gather_scatter import NO_PLAN, SCATTER_ARGUMENTS, check_sum, fake_sum, gather_rows, pack_sum
 from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, filled
 from popgeo.ops.refusals import explain, refuse_index
 from popgeo.ops.register_op import register
-from popgeo.ops.scatter_plan import ScatterPlan
-
-_EXTREMUM = "popgeo_scatter_extremum", "qqPPPPPPqqqqq", "q"
-
-
-def extreme_at_once(
-    src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None, *, largest: bool
-) -> Tensor | None:
-    """The extremes by the shortest way and without their positions; None where a call is unusual, or wrong."""
-    usual = usual_plan(src, index, num_rows, plan)
-    native = library.function(*_EXTREMUM) if usual is not None else None
-    if usual is None or native is None or src.dtype not in NATIVE_DTYPES or num_rows < 0:
-        return None
-    (rowptr, perm, num_tiles), (num_edges, channels) = usual, src.shape
-    out = src.new_empty(num_rows, channels)
-    pointers = map(library.address, (src, index, rowptr, perm, out, None))
-    sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
-    return None if native(int(largest), NATIVE_DTYPES[src.dtype], *pointers, *sizes) else out
 
 
 def _extremum(src: Tensor, index: Tensor, num_rows: int, *plan: Any, largest: bool) -> tuple[Tensor, Tensor]:
     check_sum(src, index, num_rows)
     if src.dtype is torch.bool or src.is_complex():
-        raise ValueError(f"src has dtype {src.dtype}, of which no entry is the largest. Call src.long() or src.abs().")
+        raise ValueError(f"src has dtype {src.dtype}, which has no largest entry. Call src.long() or src.abs().")
     rowptr, perm, num_tiles = filled(plan, NO_PLAN)
-    native = library.function(*_EXTREMUM)
+    native = library.function("popgeo_scatter_extremum", "qqPPPPPPqqqqq", "q")
     if native is None or src.device.type != "cpu" or src.dtype not in NATIVE_DTYPES:
         refuse_index("index", index, num_rows)
         return reference.scatter_extremum(src, index, num_rows, largest=largest)
@@ -70,12 +52,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     (arg,) = ctx.saved_tensors
-    # One row more than there are edges takes the gradients of rows if nothing arrived.
+    # An additional row takes the gradients of rows without entries.
     grad_src = grad.new_zeros(ctx.num_edges + 1, grad.shape[1]).scatter(0, arg, grad)[:-1]
     return grad_src, *[None] * 5
 
 
-# (src, index, num_rows, *plan): the largest or smallest entry per row and channel, and the edge it came from.
+# (src, index, num_rows, *plan): the largest or smallest entry per row and channel, and its edge.
 scatter_max_rows, scatter_min_rows = (
     register(
         f"{name}{SCATTER_ARGUMENTS} -> (Tensor out, Tensor arg)",
@@ -88,26 +70,15 @@ scatter_max_rows, scatter_min_rows = (
 )
 
 
-def product_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
-    """The products by the shortest way; None where a call is unusual, or wrong."""
-    return None if num_rows < 0 or usual_plan(src, index, num_rows, plan) is None else _product(src, index, num_rows)
-
-
-def _product(src: Tensor, index: Tensor, num_rows: int) -> Tensor | None:
-    """The products by the compiled kernel; None where torch is to compute them, or an index is wrong."""
-    native = library.packed("popgeo_scatter_mul")
-    if native is None or not src.is_cpu or src.dtype not in NATIVE_DTYPES or src.dtype in reference.HALVES:
-        return None
-    out = src.new_empty(num_rows, src.shape[1])
-    numbers = NATIVE_DTYPES[src.dtype], library.address(src), library.address(index), 0, 0, out.data_ptr()
-    return None if native(pack_sum(*numbers, src.shape[0], num_rows, src.shape[1], 0, 1)) else out
-
-
 def _scatter_mul(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
     check_sum(src, index, num_rows)
-    product = _product(src.contiguous(), as_int64(index), num_rows)
-    if product is not None:
-        return product
+    native = library.packed("popgeo_scatter_mul")
+    if native is not None and src.is_cpu and src.dtype in NATIVE_DTYPES and src.dtype not in reference.HALVES:
+        src, index = src.contiguous(), as_int64(index)
+        out = src.new_empty(num_rows, src.shape[1])
+        numbers = NATIVE_DTYPES[src.dtype], library.address(src), library.address(index), 0, 0, out.data_ptr()
+        if not native(pack_sum(*numbers, src.shape[0], num_rows, src.shape[1], 0, 1)):
+            return out
     refuse_index("index", index, num_rows)
     return reference.scatter_mul(src, index, num_rows)
 
@@ -121,16 +92,15 @@ def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _product_of_others(src: Tensor, index: Tensor) -> Tensor:
-    """For each edge the product of all other edges of its row, without dividing by what may be zero.
+    """Compute for each edge the product of all other edges of its row, without a division; `index` is sorted.
 
-    Edges before times edges after, each by doubling the reach of a running product; made of plain torch ops, so torch
-    differentiates it as often as asked. `index` is sorted.
+    It is the product of the edges before, times that of the edges after. Torch can differentiate it to any order.
     """
     return _product_before(src, index) * _product_before(src.flip(0), index.flip(0)).flip(0)
 
 
 def _product_before(src: Tensor, index: Tensor) -> Tensor:
-    """For each edge the product of the edges of its row before it."""
+    """Compute for each edge the product of earlier edges of its row, by running products of doubling reach."""
     product = _shifted(src, index, 1)
     reach = 1
     while reach < src.shape[0]:
@@ -140,7 +110,7 @@ def _product_before(src: Tensor, index: Tensor) -> Tensor:
 
 
 def _shifted(src: Tensor, index: Tensor, shift: int) -> Tensor:
-    """Each row's entry `shift` positions earlier, or 1 if that belongs to another row."""
+    """Return the entry `shift` positions before each edge, or 1 if that entry belongs to a different row."""
     same = (index[shift:] == index[:-shift]).unsqueeze(1)
     ones = torch.ones_like(src[:shift])
     return torch.cat([ones, torch.where(same, src[:-shift], torch.ones_like(src[:-shift]))])

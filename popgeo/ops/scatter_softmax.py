@@ -16,14 +16,14 @@ from popgeo.ops.scatter_reductions import scatter_max_rows
 def scatter_softmax(
     src: Tensor, index: Tensor, dim: int = -1, dim_size: int | None = None, plan: ScatterPlan | None = None
 ) -> Tensor:
-    """The softmax over the entries that share an index.
+    """Compute the softmax over the entries that share an index.
 
     Args:
         src: Scores, of a floating point type. [..., num_edges, ...]
         index: Row of each score; see `popgeo.ops.scatter`.
-        dim: The dimension that the index runs along.
-        dim_size: Number of rows; required under capture.
-        plan: The plan of a one-dimensional `index`, made once and reused.
+        dim: Dimension of the index.
+        dim_size: Number of rows; required in captured code.
+        plan: Plan of a one-dimensional `index`, made once and reused.
 
     Returns:
         Positive weights that sum to one over each row. [..., num_edges, ...]
@@ -50,7 +50,7 @@ def scatter_log_softmax(
     dim_size: int | None = None,
     plan: ScatterPlan | None = None,
 ) -> Tensor:
-    """The logarithm of `scatter_softmax`; `eps` is added to each row's sum of exponentials.
+    """Compute the logarithm of `scatter_softmax`; `eps` is added to each row's sum of exponentials.
 
     Example:
         >>> scatter_log_softmax(torch.tensor([1.0, 1.0, 5.0]), torch.tensor([0, 0, 1]))
@@ -72,16 +72,16 @@ def scatter_logsumexp(
     eps: float = 1e-12,
     plan: ScatterPlan | None = None,
 ) -> Tensor:
-    """The logarithm of the sum of exponentials of the entries that share an index; 0 if nothing arrives.
+    """Compute the logarithm of the sum of exponentials of the entries that share an index; 0 without entries.
 
     Args:
         src: Scores, of a floating point type. [..., num_edges, ...]
         index: Row of each score; see `popgeo.ops.scatter`.
-        dim: The dimension that the index runs along.
-        out: One more score for each row, which is the result if nothing else arrives; it stays unchanged.
-        dim_size: Number of rows; required under capture.
-        eps: Added to each row's sum of exponentials.
-        plan: The plan of a one-dimensional `index`, made once and reused.
+        dim: Dimension of the index.
+        out: One more score per row, which is the result of a row without entries; it stays unchanged.
+        dim_size: Number of rows; required in captured code.
+        eps: Number added to each row's sum of exponentials.
+        plan: Plan of a one-dimensional `index`, made once and reused.
 
     Raises:
         ValueError: `src` is not of a floating point type, or an index is out of range.
@@ -92,11 +92,11 @@ def scatter_logsumexp(
     """
     rows, arguments = _floating(src, index, dim, out, dim_size, plan)
     largest, arg = scatter_max_rows(rows.src.detach(), rows.index, rows.num_rows, *arguments)
-    # Only a finite maximum is subtracted: infinite entries, and NaN, reach the sum as they are.
+    # Only a finite maximum is subtracted, so that infinite entries and NaN reach the sum unchanged.
     shift = torch.where(largest.isfinite(), largest, 0.0)
     shifted = rows.src - gather_rows(shift, rows.index, *arguments)
     total = scatter_sum_rows(exp_or_zero(shifted), rows.index, rows.num_rows, *arguments)
-    # The largest entry of a row adds 1, unless it is -inf, as the logarithm of nothing is.
+    # The largest entry of a row adds 1 to the sum, unless it is -inf. Then the result is log(0), which is -inf too.
     of_nothing = torch.where(arg == rows.src.shape[0], 0.0 if out is None else -torch.inf, -torch.inf)
     result = rows.restore(torch.where(total == 0, of_nothing, (total + eps).log() + shift))
     return result if out is None else torch.logaddexp(result, out)
@@ -111,6 +111,6 @@ def _floating(
 
 
 def _shift(rows: ChannelRows, arguments: tuple[Tensor | None, Tensor | None, int]) -> Tensor:
-    """Each entry less the largest of its row, so that no exponential overflows; it cancels, so it needs no gradient."""
+    """Subtract the largest entry of the row from each entry, against overflow; it cancels and needs no gradient."""
     largest, _ = scatter_max_rows(rows.src.detach(), rows.index, rows.num_rows, *arguments)
     return rows.src - gather_rows(largest, rows.index, *arguments)

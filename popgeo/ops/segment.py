@@ -18,17 +18,17 @@ def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: 
     """Reduce the entries between consecutive pointers, as `torch_scatter.segment_csr` does.
 
     Args:
-        src: The entries. [..., num_edges, ...]
-        indptr: Where each row starts, and where the last one ends; its last dimension lies along dimension
-            `indptr.dim() - 1` of `src`, the others broadcast. [..., num_rows + 1]
-        out: A tensor that the result is written to, 0 for an empty row too.
-        reduce: "sum" (or "add"), "mean", "min" or "max".
+        src: Entries to reduce. [..., num_edges, ...]
+        indptr: First entry of each row, and the end of the last row. Its last dimension lies along dimension
+            `indptr.dim() - 1` of `src`; the others broadcast. [..., num_rows + 1]
+        out: Tensor to overwrite with the result, also with the 0 of empty rows.
+        reduce: `"sum"` (or `"add"`), `"mean"`, `"min"` or `"max"`.
 
     Returns:
         The reduced entries; 0 for an empty row. [..., num_rows, ...]
 
     Raises:
-        ValueError: the pointers descend or leave the entries, or `reduce` is unknown.
+        ValueError: the pointers descend or exceed the entries, or `reduce` is unknown.
 
     Example:
         >>> segment_csr(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 2, 3]))
@@ -47,7 +47,7 @@ def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: 
 
 
 def segment_sum_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
-    """Sum the entries between consecutive pointers; see `segment_csr`."""
+    """Sum the entries between consecutive pointers; `segment_csr` explains the arguments."""
     return segment_csr(src, indptr, out, "sum")
 
 
@@ -55,32 +55,32 @@ segment_add_csr = segment_sum_csr
 
 
 def segment_mean_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
-    """Average the entries between consecutive pointers; see `segment_csr`."""
+    """Average the entries between consecutive pointers; `segment_csr` explains the arguments."""
     return segment_csr(src, indptr, out, "mean")
 
 
 def segment_min_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The smallest entry between consecutive pointers and its position; see `segment_csr`."""
+    """Find the smallest entry between consecutive pointers and its position; `segment_csr` explains the arguments."""
     return _with_position(src, indptr, out, scatter_min)
 
 
 def segment_max_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The largest entry between consecutive pointers and its position; see `segment_csr`."""
+    """Find the largest entry between consecutive pointers and its position; `segment_csr` explains the arguments."""
     return _with_position(src, indptr, out, scatter_max)
 
 
 def gather_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
-    """Repeat each row as often as its pointers are apart: the reverse of `segment_csr`.
+    """Repeat each row once per entry between its pointers: the reverse of `segment_csr`.
 
-    The length of the result is `indptr[-1]`, or that of `out`, which is required under capture.
+    The length of the result is `indptr[-1]`, or the length of `out`, which is required in captured code.
 
     Args:
         src: One entry per row. [..., num_rows, ...]
-        indptr: Where each row starts, and where the last one ends. [..., num_rows + 1]
-        out: A tensor that the result is written to.
+        indptr: First entry of each row, and the end of the last row. [..., num_rows + 1]
+        out: Tensor to overwrite with the result.
 
     Raises:
-        ValueError: the pointers descend, or there are not as many rows as `indptr` says.
+        ValueError: the pointers descend, or the number of rows does not match them.
 
     Example:
         >>> gather_csr(torch.tensor([7.0, 8.0, 9.0]), torch.tensor([0, 2, 2, 3]))
@@ -104,8 +104,7 @@ def segment_coo(
 ) -> Tensor:
     """Reduce the entries that share a sorted index, as `torch_scatter.segment_coo` does.
 
-    The index lies along dimension `index.dim() - 1` of `src`; otherwise this is `scatter`, which sees by itself that an
-    index is sorted.
+    The index lies along dimension `index.dim() - 1` of `src`; all else is as in `scatter`.
 
     Example:
         >>> segment_coo(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 0, 2]), dim_size=3)
@@ -115,13 +114,13 @@ def segment_coo(
     if reduce == "mean" and not src.is_floating_point():
         total = scatter(src, index, dim, out, dim_size, "sum")
         count = scatter(torch.ones_like(src), index, dim, None, total.shape[dim], "sum").clamp(min=1)
-        mean = torch.div(total, count, rounding_mode="trunc")  # towards zero, unlike scatter
+        mean = torch.div(total, count, rounding_mode="trunc")  # towards zero; scatter rounds down
         return mean if out is None else out.copy_(mean)
     return scatter(src, index, dim, out, dim_size, reduce)
 
 
 def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
-    """The entry that each index names along dimension `index.dim() - 1`: the reverse of `segment_coo`.
+    """Return the entry at each index along dimension `index.dim() - 1`: the reverse of `segment_coo`.
 
     Example:
         >>> gather_coo(torch.tensor([7.0, 8.0]), torch.tensor([0, 0, 1]))
@@ -141,7 +140,7 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def _along_rows(reduce: Callable[[Tensor, Tensor], Tensor], src: Tensor, indptr: Tensor) -> Tensor:
-    """Applies a function of rows [num_rows, channels] and pointers to the dimension that the pointers lie along."""
+    """Apply a function of rows [num_rows, channels] and pointers to the dimension of the pointers."""
     dim = indptr.dim() - 1
     if dim == 0 and src.dim() == 2:
         return reduce(src, indptr)
@@ -171,10 +170,10 @@ def _mean(rows: Tensor, indptr: Tensor) -> Tensor:
 
 
 def _extremum(rows: Tensor, indptr: Tensor, find: Callable[..., tuple[Tensor, Tensor]], part: int) -> Tensor:
-    """The extreme of each row, or, as part 1, its position."""
+    """Find the extreme of each row, or its position if `part` is 1."""
     index = row_of_each_edge(indptr, rows.shape[0])
     found = find(rows, index, 0, dim_size=indptr.shape[0])[part]
-    return found[:-1]  # the last row takes what lies outside the pointers
+    return found[:-1]  # the last row holds the entries outside the pointers
 
 
 def _with_position(

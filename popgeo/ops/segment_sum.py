@@ -1,4 +1,4 @@
-"""popgeo::segment_sum and popgeo::gather_csr: rows given by pointers, each op the derivative of the other."""
+"""popgeo::segment_sum and popgeo::gather_csr, for rows between pointers; each op is the derivative of the other."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from popgeo.ops.register_op import register
 
 
 def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
-    """The row that each edge lies in; `num_rows` for edges outside the pointers. [num_edges]"""
+    """Return the row of each edge; `num_rows` for edges outside the pointers. [num_edges]."""
     edges = torch.arange(num_edges, device=indptr.device, dtype=indptr.dtype)
     row = torch.searchsorted(indptr, edges, right=True) - 1
     row = torch.where(row < 0, indptr.shape[0] - 1, row)
@@ -26,7 +26,7 @@ def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
 
 
 def _climb(indptr: Tensor, num_edges: int) -> Tensor:
-    """Whether pointers climb within the edges. []"""
+    """Check whether pointers climb within the edges. []."""
     return (indptr[1:] >= indptr[:-1]).all() & (indptr[0] >= 0) & (indptr[-1] <= num_edges)
 
 
@@ -44,21 +44,25 @@ def _what_is_wrong(indptr: Tensor, num_edges: int) -> str:
 
 
 def _check_pointers(indptr: Tensor, num_edges: int) -> tuple[int, int]:
-    """The first and the last pointer, once it is known that they climb within the edges."""
+    """Return the first and the last pointer after the check that they climb within the edges.
+
+    Raises:
+        ValueError: the pointers descend, or exceed the edges.
+    """
     if not _climb(indptr, num_edges):
         raise ValueError(_what_is_wrong(indptr, num_edges))
     return int(indptr[0]), int(indptr[-1])
 
 
 def _require_pointers(indptr: Tensor, num_edges: int) -> None:
-    """The same check on a GPU, without waiting for the answer."""
+    """Check on a GPU that pointers climb within the edges, without waiting; a later call of torch raises the error."""
     torch._assert_async(_climb(indptr, num_edges), f"indptr descends, or leaves the {num_edges} entries.")
 
 
 def _check(indptr: Tensor) -> None:
     if indptr.dim() != 1 or indptr.shape[0] == 0 or indptr.dtype not in (torch.int64, torch.int32):
         given = f"shape {tuple(indptr.shape)} and dtype {indptr.dtype}"
-        raise ValueError(f"indptr has {given}; it is an int64 or int32 of (num_rows + 1,).")
+        raise ValueError(f"indptr has {given}; pass int64 or int32 of shape (num_rows + 1,).")
 
 
 def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
@@ -76,7 +80,7 @@ def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
 
 
 def _rowptr(indptr: Tensor, num_edges: int) -> Tensor | None:
-    """The pointers as a plan holds them, or None without the compiled library."""
+    """Return the pointers as int32, as a plan holds them, or None without the compiled library."""
     native = library.function("popgeo_rowptr", "PqqP", "q")
     if native is None or not indptr.is_cpu:
         return None
@@ -111,7 +115,7 @@ def _fake_gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     src, indptr, *_ = inputs
-    ctx.num_edges = src.shape[0]  # of the sum alone: gather_csr does not read it
+    ctx.num_edges = src.shape[0]  # only the derivative of the sum reads it
     ctx.save_for_backward(indptr)
 
 

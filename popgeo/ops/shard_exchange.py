@@ -1,9 +1,9 @@
-"""What shards of a tensor tell each other: sums, joins, cuts and exchanges, each one op with its conjugate as gradient.
+"""Exchanges between shards of a tensor: sums, joins, cuts and exchanges, each one op with its conjugate as gradient.
 
-A tensor that differs from shard to shard has a first dimension of shards, of which a process holds `num_local`
-consecutive ones: process 0 the first, and so on. A tensor that all shards have alike has no such dimension. So
-`all_reduce` drops it and `replicate` adds it, and the gradient of what all have alike is alike too: it is that of one
-loss, however many shards work it out (the operators f and g of arXiv:1909.08053).
+A tensor that differs between shards has a first dimension of shards. Each process holds `num_local` consecutive
+shards, process 0 the first ones. A tensor that is the same in all shards has no such dimension. So `all_reduce` removes
+the dimension and `replicate` adds it. The gradient of a tensor that is the same in all shards is the same too: it is
+the gradient of one loss, for any number of shards (the operators f and g of arXiv:1909.08053).
 """
 
 import torch
@@ -14,18 +14,18 @@ from popgeo.ops.refusals import check_dimension, check_least
 
 
 def all_reduce(x: Tensor, num_shards: int | None = None, *, stride: int = 1) -> Tensor:
-    """Sums what the shards hold, in their order; the gradient goes to each of them.
+    """Sum the tensors of all shards, in their order; each shard gets the whole gradient.
 
     Args:
-        x: What each local shard holds. [num_local, ...]
-        num_shards: How many shards there are; like `x` when left out.
-        stride: How many IPUs lie from one shard to the next. It decides which links the cost is of, and no result.
+        x: Tensor of each local shard. [num_local, ...]
+        num_shards: Number of shards. Default: that of `x`.
+        stride: Number of IPUs from one shard to the next. It decides the links of the modelled cost, and no result.
 
     Returns:
-        The sum, in which every shard takes part. [...]
+        The sum over all shards. [...]
 
     Raises:
-        ValueError: the shards cannot be shared evenly, there are not as many processes, or `x` holds truth values.
+        ValueError: processes cannot share the shards evenly, their number does not fit, or `x` is boolean.
 
     Example:
         >>> all_reduce(torch.tensor([[1.0, 2.0], [10.0, 20.0]]))
@@ -35,13 +35,13 @@ def all_reduce(x: Tensor, num_shards: int | None = None, *, stride: int = 1) -> 
 
 
 def replicate(x: Tensor, num_shards: int, *, num_local: int | None = None, stride: int = 1) -> Tensor:
-    """Gives each shard a copy; the gradient is the sum of theirs.
+    """Give each shard a copy of a tensor; the gradient is the sum of the shards' gradients.
 
     Args:
-        x: What all shards have alike. [...]
-        num_shards: How many shards there are.
-        num_local: How many of them this process holds; all when left out.
-        stride: As for `all_reduce`.
+        x: Tensor that is the same in all shards. [...]
+        num_shards: Number of shards.
+        num_local: Shards of this process. Default: all.
+        stride: Number of IPUs from one shard to the next; see `all_reduce`.
 
     Returns:
         A copy for each local shard. [num_local, ...]
@@ -55,13 +55,13 @@ def replicate(x: Tensor, num_shards: int, *, num_local: int | None = None, strid
 
 
 def all_gather(x: Tensor, dim: int = 0, num_shards: int | None = None, *, stride: int = 1) -> Tensor:
-    """Joins what the shards hold, in their order, so that all have it; each gets its part of the gradient.
+    """Join the tensors of all shards, in their order; each shard gets its part of the gradient.
 
     Args:
-        x: What each local shard holds. [num_local, ...]
-        dim: The dimension to join, counted without that of shards.
-        num_shards: How many shards there are; like `x` when left out.
-        stride: As for `all_reduce`.
+        x: Tensor of each local shard. [num_local, ...]
+        dim: Dimension to join, counted without the dimension of shards.
+        num_shards: Number of shards. Default: that of `x`.
+        stride: Number of IPUs from one shard to the next; see `all_reduce`.
 
     Returns:
         The joined tensor, `num_shards` times as large in `dim`. [...]
@@ -74,17 +74,17 @@ def all_gather(x: Tensor, dim: int = 0, num_shards: int | None = None, *, stride
 
 
 def shard(x: Tensor, num_shards: int, dim: int = 0, *, num_local: int | None = None, stride: int = 1) -> Tensor:
-    """Cuts what all shards have alike, so that each keeps its part; the gradient is joined again.
+    """Cut a tensor so that each shard keeps its part; the gradients of the parts are joined.
 
     Args:
-        x: What all shards have alike. [...]
-        num_shards: How many shards there are.
-        dim: The dimension to cut; its size is a multiple of `num_shards`.
-        num_local: How many of them this process holds; all when left out.
-        stride: As for `all_reduce`.
+        x: Tensor that is the same in all shards. [...]
+        num_shards: Number of shards.
+        dim: Dimension to cut; its size is a multiple of `num_shards`.
+        num_local: Shards of this process. Default: all.
+        stride: Number of IPUs from one shard to the next; see `all_reduce`.
 
     Returns:
-        Each local shard's part. [num_local, ...]
+        The part of each local shard. [num_local, ...]
 
     Example:
         >>> shard(torch.tensor([1.0, 2.0, 10.0, 20.0]), 2)
@@ -97,16 +97,16 @@ def shard(x: Tensor, num_shards: int, dim: int = 0, *, num_local: int | None = N
 
 
 def reduce_scatter(x: Tensor, dim: int = 0, num_shards: int | None = None, *, stride: int = 1) -> Tensor:
-    """Sums what the shards hold, in their order, and leaves each a part of the sum; gradients are joined.
+    """Sum the tensors of all shards, in their order, and give each shard a part of the sum; gradients are joined.
 
     Args:
-        x: What each local shard holds. [num_local, ...]
-        dim: The dimension to cut, counted without that of shards; its size is a multiple of `num_shards`.
-        num_shards: How many shards there are; like `x` when left out.
-        stride: As for `all_reduce`.
+        x: Tensor of each local shard. [num_local, ...]
+        dim: Dimension to cut, counted without the dimension of shards; its size is a multiple of `num_shards`.
+        num_shards: Number of shards. Default: that of `x`.
+        stride: Number of IPUs from one shard to the next; see `all_reduce`.
 
     Returns:
-        Each local shard's part of the sum. [num_local, ...]
+        The part of each local shard. [num_local, ...]
 
     Example:
         >>> reduce_scatter(torch.tensor([[1.0, 2.0], [10.0, 20.0]]))
@@ -114,28 +114,27 @@ def reduce_scatter(x: Tensor, dim: int = 0, num_shards: int | None = None, *, st
                 [22.]])
     """
     num_shards, dim = _checked(x, num_shards), check_dimension("a shard's tensor", dim, x.dim() - 1)
-    part_of(x.shape[dim + 1], num_shards, f"Dimension {dim} of what a shard holds")
+    part_of(x.shape[dim + 1], num_shards, f"Dimension {dim} of a shard's tensor")
     return REDUCE_SCATTER(_summable(x), num_shards, dim, stride)
 
 
 def all_to_all(x: Tensor, num_shards: int | None = None) -> Tensor:
-    """Gives each shard what all shards hold for it: rows [owner, receiver] become rows [receiver, owner].
+    """Exchange rows between shards: rows [owner, receiver] become rows [receiver, owner].
 
-    The gradient travels back the same way.
+    The gradient is exchanged in the same way.
 
     Args:
-        x: What each local shard holds for each shard. [num_local, num_shards, ...]
-        num_shards: How many shards there are; the second dimension of `x` when left out.
+        x: Rows of each local shard for each shard. [num_local, num_shards, ...]
+        num_shards: Number of shards. Default: the second dimension of `x`.
 
     Returns:
-        What each local shard gets from each shard. [num_local, num_shards, ...]
+        Rows for each local shard from each shard. [num_local, num_shards, ...]
 
     Raises:
-        ValueError: the shards cannot be shared evenly; or, when it runs, there are not as many processes as the shapes
-            ask for.
+        ValueError: processes cannot share the shards evenly; or, when the op runs, their number does not fit.
 
     Example:
-        >>> all_to_all(torch.tensor([[0, 1], [10, 11]]))  # 10 is held by shard 1 for shard 0
+        >>> all_to_all(torch.tensor([[0, 1], [10, 11]]))  # shard 1 holds 10 for shard 0
         tensor([[ 0, 10],
                 [ 1, 11]])
     """
@@ -148,10 +147,10 @@ def all_to_all(x: Tensor, num_shards: int | None = None) -> Tensor:
 
 
 def exchange_shards(x: Tensor) -> Tensor:
-    """The same as `all_to_all`, and a view of `x` if this process holds all shards, so that nothing is moved.
+    """Exchange rows as `all_to_all` does, but return a view of `x` if this process holds all shards.
 
     Args:
-        x: What each local shard holds for each shard. [num_local, num_shards, ...]
+        x: Rows of each local shard for each shard. [num_local, num_shards, ...]
 
     Example:
         >>> exchange_shards(torch.tensor([[0, 1], [10, 11]]))
@@ -162,15 +161,15 @@ def exchange_shards(x: Tensor) -> Tensor:
 
 
 def part_of(size: int, num_shards: int, what: str) -> int:
-    """The part of a dimension that each shard has.
+    """Return the size of each shard's part of a dimension.
 
     Args:
-        size: Of the whole dimension.
-        num_shards: How many share it.
-        what: The dimension's name, for the error.
+        size: Size of the whole dimension.
+        num_shards: Number of shards.
+        what: Name of the dimension, for the error.
 
     Raises:
-        ValueError: they cannot share it evenly; the message names the nearest sizes that they can.
+        ValueError: the shards cannot share the dimension evenly; the message names the nearest sizes that they can.
 
     Example:
         >>> part_of(12, 4, "Width")
@@ -187,7 +186,11 @@ def part_of(size: int, num_shards: int, what: str) -> int:
 
 
 def _checked(x: Tensor, num_shards: int | None) -> int:
-    """How many shards there are, of which `x` holds some."""
+    """Return the number of shards, given or as in `x`, after a check.
+
+    Raises:
+        ValueError: `x` has no dimension, or processes cannot share the shards evenly.
+    """
     if not x.dim():
         raise ValueError("x has no dimension of shards; its first dimension is that of the local shards.")
     count = x.shape[0] if num_shards is None else num_shards

@@ -16,15 +16,15 @@ _LN2 = math.log(2.0)
 
 
 def shifted_softplus(x: Tensor) -> Tensor:
-    """ln(e^x / 2 + 1 / 2), which is 0 at 0 (arXiv:1706.08566), right for every x; differentiable twice.
+    """Compute ln(e^x / 2 + 1 / 2), which is 0 at 0 (arXiv:1706.08566); correct for every x and differentiable twice.
 
-    The compiled kernel takes float32 on the CPU; everything else is torch's own softplus.
+    The compiled kernel computes float32 on the processor; torch's softplus computes all else.
 
     Args:
-        x: Any shape.
+        x: Numbers of any shape.
 
     Returns:
-        The same shape.
+        Numbers of the same shape.
 
     Example:
         >>> shifted_softplus(torch.tensor([-200.0, 0.0, 200.0]))
@@ -44,7 +44,7 @@ def _forward(x: Tensor) -> Tensor:
 
 
 def _backward(grad: Tensor, x: Tensor) -> Tensor:
-    """grad * sigmoid(x), 0 where the sigmoid is below e^-60."""
+    """Compute grad * sigmoid(x), and 0 if the sigmoid is below e^-60."""
     check_array("grad", grad, x.shape, x.dtype)
     native = library.function("popgeo_shifted_softplus_backward", "PPPq")
     if native is None or x.dtype != torch.float32 or x.device.type != "cpu":

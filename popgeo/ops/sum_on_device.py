@@ -10,19 +10,19 @@ from popgeo.ops.reference import HALVES
 
 
 def serves(src: Tensor) -> bool:
-    """Whether rows are summed here: floating-point numbers on a GPU. Whole numbers add up to the same in any order."""
+    """Check for floating point numbers on a GPU; integers have the same sum in any order, so torch sums them."""
     return src.is_cuda and src.is_floating_point()
 
 
 def scatter_sum(src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None) -> Tensor:
-    """Sums the rows of `src` that share an index, edge after edge; half precision rounds once.
+    """Sum the rows of `src` that share an index, edge after edge; half precision is rounded once.
 
     Args:
-        src: [num_edges, channels]
-        index: Only looked at if there is no plan. [num_edges]
+        src: Rows. [num_edges, channels]
+        index: Receiving row of each edge; read only without a plan. [num_edges]
         num_rows: Rows of the result.
-        rowptr: Where the edges of each row start, of a plan. [num_rows + 1]
-        perm: Edges in row order; None if they are.
+        rowptr: First edge of each row, from a plan. [num_rows + 1]
+        perm: Edges in the order of the rows; None if they are already in this order. [num_edges]
 
     Example:
         >>> scatter_sum(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1, 1, 0]), 3, None, None).flatten()
@@ -37,7 +37,7 @@ def scatter_sum(src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None
 def cfconv(
     x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, rowptr: Tensor | None, perm: Tensor | None
 ) -> Tensor:
-    """Sums `x[src[e]] * w[e]` at `dst[e]`; see `popgeo.ops.cfconv`. [num_nodes, channels]"""
+    """Sum `x[src[e]] * w[e]` at `dst[e]`; see `popgeo.ops.cfconv`. [num_nodes, channels]."""
     if rowptr is None:
         rowptr, perm = plan(dst, num_nodes)
     kernels = triton_kernels() if x.is_cuda else None
@@ -50,7 +50,7 @@ def cfconv(
 def cfconv_backward(
     grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor, rowptr: Tensor | None, perm: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `cfconv` with respect to x and w; the plan is that of `src`."""
+    """Compute the gradients of `cfconv` with respect to x and w, with the plan of `src`."""
     grad_x = cfconv(grad, w, dst, src, x.shape[0], rowptr, perm)
     kernels = triton_kernels() if x.is_cuda else None
     if kernels is not None:
@@ -59,7 +59,7 @@ def cfconv_backward(
 
 
 def sum_in_torch(src: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
-    """The same by `torch.segment_reduce`, whose every segment is one loop in order. [num_rows, channels]"""
+    """Sum by `torch.segment_reduce`, which runs one loop per segment, in order. [num_rows, channels]."""
     ordered = src if perm is None else src.index_select(0, perm)
     if not ordered.numel() or rowptr.shape[0] == 1:
         return src.new_zeros(rowptr.shape[0] - 1, src.shape[1])
@@ -68,7 +68,7 @@ def sum_in_torch(src: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
 
 
 def plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Row pointer and order of an index, without waiting for the device, so that a CUDA graph may hold it.
+    """Return row pointer and order of an index, without waiting for the device, so that a CUDA graph can capture it.
 
     Example:
         >>> plan(torch.tensor([2, 0, 2]), num_rows=3)
@@ -81,14 +81,14 @@ def plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 
 
 def require_range(name: str, index: Tensor, num_rows: int) -> None:
-    """Checks an index on the device, which the host does not wait for: a later call then reports it."""
+    """Check an index on the device without waiting; a later call of torch raises the error."""
     inside = ((index >= 0) & (index < num_rows)).all()
     torch._assert_async(inside, f"{name} has entries outside of 0 to {num_rows - 1}; the number of rows is {num_rows}.")
 
 
 @functools.cache
 def triton_kernels() -> ModuleType | None:
-    """The kernels in Triton, or None if it cannot be imported."""
+    """Import the kernels in Triton; None if Triton is missing."""
     try:
         from popgeo.ops import triton_kernels as kernels
     except ImportError:
@@ -97,7 +97,7 @@ def triton_kernels() -> ModuleType | None:
 
 
 def describe() -> str:
-    """How sums on a GPU run, in words.
+    """Describe the way of sums on a GPU.
 
     Example:
         >>> describe().startswith("sums by ")

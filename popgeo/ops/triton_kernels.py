@@ -1,6 +1,7 @@
-"""Sums over the edges of each row in Triton: one program a row and block of channels, edge after edge, no atomics.
+"""Sums over the edges of each row in Triton: one program per row and block of channels, edge after edge, no atomics.
 
-Imported only where Triton is, by `popgeo.ops.sum_on_device`. Each sum has one order, so each run has the same bits.
+Only `popgeo.ops.sum_on_device` imports this file, if Triton is installed. Each sum has one order, so all runs give the
+same bits.
 """
 
 import torch
@@ -55,7 +56,7 @@ def _products(x, grad, src, dst, out, channels, WIDE: tl.constexpr, BLOCK: tl.co
 
 
 def sum_rows(src: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
-    """Sums the rows `perm[rowptr[i]:rowptr[i + 1]]` of `src` for each `i`. [num_rows, channels]"""
+    """Sum the rows `perm[rowptr[i]:rowptr[i + 1]]` of `src` for each `i`. [num_rows, channels]."""
     src, num_rows = src.contiguous(), rowptr.shape[0] - 1
     out = src.new_empty(num_rows, src.shape[1])
     if out.numel():
@@ -67,7 +68,7 @@ def sum_rows(src: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
 
 
 def cfconv(x: Tensor, w: Tensor, sender: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
-    """Sums `x[sender[e]] * w[e]` over the edges of each row, as `sum_rows` does. [num_rows, channels]"""
+    """Sum `x[sender[e]] * w[e]` over the edges of each row, as `sum_rows` does. [num_rows, channels]."""
     x, w, sender = x.contiguous(), w.contiguous(), sender.contiguous()
     out = x.new_empty(rowptr.shape[0] - 1, x.shape[1])
     if out.numel():
@@ -78,7 +79,7 @@ def cfconv(x: Tensor, w: Tensor, sender: Tensor, rowptr: Tensor, perm: Tensor | 
 
 
 def products(x: Tensor, grad: Tensor, src: Tensor, dst: Tensor) -> Tensor:
-    """`x[src[e]] * grad[dst[e]]` for each edge. [num_edges, channels]"""
+    """Compute `x[src[e]] * grad[dst[e]]` for each edge. [num_edges, channels]."""
     x, grad, src, dst = x.contiguous(), grad.contiguous(), src.contiguous(), dst.contiguous()
     out = x.new_empty(src.shape[0], x.shape[1])
     if out.numel():

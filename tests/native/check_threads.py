@@ -22,18 +22,18 @@ SANITIZE = ["-O1", "-g", "-fPIC", "-fsanitize=thread"]
 
 
 def compiler() -> str:
-    """Clang where it is, since more is watched then."""
+    """Return Clang if it is installed, because its OpenMP can be checked too, and otherwise GCC."""
     return os.environ.get("CXX") or shutil.which("clang++") or "g++"
 
 
 def archer(name: str) -> str | None:
-    """Where the compiler's OpenMP has what tells the sanitizer of its threads; None if it has none."""
+    """Return the path of Archer, which tells the sanitizer of OpenMP's threads; None if the compiler has none."""
     beside = Path(shutil.which(name) or name).resolve().parent.parent / "lib" / "libarcher.so"
     return str(beside) if beside.is_file() else None
 
 
 def build(folder: Path, name: str, openmp: list[str]) -> tuple[Path, Path]:
-    """The program and the library, both watched."""
+    """Build the program and the library, both with the thread sanitizer."""
     flags = [*FLAGS[:3], *SANITIZE, *openmp, "-DPOPGEO_SOURCES=0u"]
     avx = ["-mavx2", "-mf16c", "-mfma", "-D__FP_FAST_FMAF=1"] if "avx2" in Path("/proc/cpuinfo").read_text() else []
     sources = sorted(CSRC.glob("*.cpp"))

@@ -24,7 +24,7 @@ SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 def build(folder: Path) -> Path:
-    """The library with sanitizers, all kernels in one instruction set."""
+    """Build the library with sanitizers and one instruction set for all kernels."""
     from popgeo.native import library
 
     path = folder / "_popgeo.so"
@@ -38,7 +38,7 @@ def build(folder: Path) -> Path:
 
 
 def preloaded(path: Path) -> dict[str, str]:
-    """The environment of a Python that has the sanitizers loaded first, and is to use this library."""
+    """Return the environment of a Python that loads the sanitizers first and uses this library."""
     runtimes = [
         subprocess.run([os.environ.get("CXX", "g++"), f"-print-file-name={name}"], capture_output=True, text=True)
         for name in ("libasan.so", "libubsan.so")
@@ -52,13 +52,13 @@ def preloaded(path: Path) -> dict[str, str]:
 
 
 def rerun(path: Path, seconds: float, seed: int) -> int:
-    """Runs `fuzz` in a Python that has the sanitizers loaded first."""
+    """Run `fuzz` in a Python that loads the sanitizers first."""
     command = [sys.executable, __file__, "--seconds", str(seconds), "--seed", str(seed)]
     return subprocess.run(command, env=preloaded(path)).returncode
 
 
 def placed(chance: random.Random, tensor: Any) -> Any:
-    """The tensor, or now and then the same numbers at an address that their type does not allow."""
+    """Return the tensor, or sometimes its numbers at an address that their type does not allow."""
     import torch
 
     if not tensor.numel() or tensor.stride() != torch.empty(tensor.shape).stride() or chance.random() < 0.9:
@@ -71,7 +71,7 @@ def placed(chance: random.Random, tensor: Any) -> Any:
 
 
 def sample(chance: random.Random) -> tuple[Any, Any]:
-    """All numbers of a random sample of a random graph, with and without the library."""
+    """Return all numbers of a random sample of a random graph, with and without the library."""
     import torch
 
     from popgeo.native import library
@@ -118,7 +118,7 @@ def sample(chance: random.Random) -> tuple[Any, Any]:
 
 
 def fuzz_chain(chance: random.Random) -> None:
-    """Runs a random chain of element-wise operations on operands of any order in memory, and compares with eager."""
+    """Run a random chain of element-wise operations on operands of any memory order, and compare with eager."""
     import torch
 
     from popgeo.capture.capture import bind, capture
@@ -251,7 +251,7 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
 
 
 def interactions(chance: random.Random, nodes: int, src: Any, dst: Any) -> tuple[Any, Any]:
-    """The result and all gradients of an interaction, in one pass and as plain torch in float64 has them."""
+    """Return the result and all gradients of an interaction, by the kernels and by plain torch in float64."""
     import torch
 
     from popgeo.ops.interaction import interaction
@@ -280,7 +280,7 @@ def interactions(chance: random.Random, nodes: int, src: Any, dst: Any) -> tuple
 
 
 def broken_interaction(chance: random.Random, edges: int, nodes: int, src: Any, dst: Any, corrupt: Any) -> Any:
-    """The sums of an interaction whose plan was made for other edges or changed."""
+    """Compute the sums of an interaction with a plan of different edges, or with a changed plan."""
     import torch
 
     op = torch.ops.popgeo

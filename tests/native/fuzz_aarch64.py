@@ -26,7 +26,7 @@ FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra
 
 
 def missing() -> str:
-    """What is not installed here and how to install it; empty where all is there."""
+    """Return the names of missing programs and the command that installs them; empty if none is missing."""
     absent = [program for program in (HERE, CROSS, EMULATOR[0]) if shutil.which(program) is None]
     if absent:
         return f"{', '.join(absent)} not found: apt-get install g++ g++-aarch64-linux-gnu qemu-user"
@@ -34,7 +34,7 @@ def missing() -> str:
 
 
 def build(folder: Path, optimize: str) -> Path:
-    """The library, for ARM."""
+    """Build the library for ARM."""
     flags = [*FLAGS, optimize, "-fPIC", "-fopenmp", f"-DPOPGEO_SOURCES={library.sources_checksum()}u"]
     sources = sorted(CSRC.glob("*.cpp"))
     objects = [folder / f"{source.stem}.o" for source in sources]
@@ -56,7 +56,7 @@ def build_calls(compiler: str, path: Path) -> Path:
 
 
 def compare(first: int, num_calls: int, optimize: str) -> list[str]:
-    """The lines of the calls that differ, ours before ARM's; prints how many calls were made.
+    """Return the lines of calls with different results, ours before ARM's, and print the number of calls.
 
     Raises:
         subprocess.CalledProcessError: a build failed, or a call ended the process.

@@ -1,4 +1,4 @@
-"""The threads of a kernel treat denormal numbers as its caller does, so that how many there are decides nothing."""
+"""The threads of a kernel treat denormal numbers as its caller does, so that their number changes no result."""
 
 from collections.abc import Iterator
 
@@ -24,20 +24,20 @@ def _two_threads() -> Iterator[None]:
 
 
 def convolve() -> Tensor:
-    """1e-30 times 1e-10 in every channel of every row."""
+    """Compute 1e-30 times 1e-10 in every channel of every row."""
     small = torch.full((NUM_ROWS, CHANNELS), 1e-30)
     return cfconv(small, torch.full_like(small, 1e-10), ONE_EDGE_A_ROW, ONE_EDGE_A_ROW, NUM_ROWS)
 
 
 def differentiate() -> Tensor:
-    """1e-30 times the slope at -23, which is 1e-10."""
+    """Compute 1e-30 times the slope at -23, which is 1e-10."""
     x = torch.full((NUM_ROWS, CHANNELS), -23.0, requires_grad=True)
     (slope,) = torch.autograd.grad(shifted_softplus(x), x, torch.full_like(x, 1e-30))
     return slope
 
 
 def interact() -> Tensor:
-    """1e-30 times a filter that is 1e-10 for every edge."""
+    """Compute 1e-30 times a filter that is 1e-10 for every edge."""
     small = torch.full((NUM_ROWS, CHANNELS), 1e-30)
     table = torch.full((11, CHANNELS), 1e-10, dtype=torch.float64)
     return interaction(small, table, torch.ones(NUM_ROWS), ONE_EDGE_A_ROW, ONE_EDGE_A_ROW, NUM_ROWS, 2.0)

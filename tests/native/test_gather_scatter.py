@@ -82,7 +82,7 @@ def test_every_half_is_read_and_rounded_as_torch_does(choose_isa, monkeypatch, d
 
 
 def alone(rows):
-    """Each row summed with nothing else."""
+    """Sum each row alone."""
     return scatter_sum(rows, torch.arange(len(rows)), 0, dim_size=len(rows))
 
 

@@ -1,6 +1,6 @@
-"""Every operation of `torch.ops.popgeo`, with every argument wrong in many ways: a right result or an error.
+"""Every operation of `torch.ops.popgeo`, with every argument wrong in many ways: a correct result or an error.
 
-An operation that reads behind an array ends the process or returns other numbers than torch's own code does.
+An operation that reads outside an array crashes the process or returns different numbers than torch's own code.
 """
 
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ def test_every_operation_has_an_example():
 
 
 def wrong(value: Any) -> Iterator[Any]:
-    """The argument in forms that are wrong, or right and unusual."""
+    """Yield wrong forms, and unusual but correct forms, of an argument."""
     if isinstance(value, Tensor):
         yield from (value[:-1], value[:0], value[1:], torch.cat([value, value[:1]])) if value.dim() else ()
         yield from (value.unsqueeze(0), value.unsqueeze(-1), value.flatten(), value.sum().to(value.dtype))
@@ -122,7 +122,7 @@ def outcome(name: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def is_plan_of_other_edges(names: list[str], at: int, example: tuple[Any, ...], other: Any) -> bool:
-    """Whether a plan and its index differ in their numbers only: the result is then that of the plan."""
+    """Check whether a plan and its index differ in their numbers only: the result is then that of the plan."""
     alike = other is None or (isinstance(other, Tensor) and example[at].shape == other.shape)
     has_plan = any(isinstance(value, Tensor) for name, value in zip(names, example, strict=False) if name in PLANS)
     return alike and (names[at] in PLANS or (names[at] in INDICES and has_plan))

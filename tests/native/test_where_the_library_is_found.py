@@ -1,4 +1,4 @@
-"""Kernels are in use in a source folder too, or one message says why not and what to do."""
+"""Kernels run in a source folder too, or one message names the reason and a remedy."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ WARNING = "popgeo runs without its compiled kernels"
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source folder without a compiled library."""
+    """Return a source folder without a compiled library."""
     folder = tmp_path_factory.mktemp("clone")
     without = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(REPOSITORY / "popgeo", folder / "popgeo", ignore=without)
@@ -34,7 +34,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the compiled package is installed."""
+    """Return a folder with the installed, compiled package."""
     if not library.is_available():
         pytest.skip(library.reason())
     folder = tmp_path_factory.mktemp("site")
@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python_in(folder: Path, site: Path | None = None) -> tuple[list[str], str]:
-    """What Python says when it runs in a folder, and what it warns of; an installed copy may be behind it."""
+    """Return the output and the warnings of Python in a folder, with or without an installed copy of the package."""
     environment = os.environ | {"PYTHONPATH": "" if site is None else str(site), "PYTHONDONTWRITEBYTECODE": "1"}
     run = subprocess.run([sys.executable, "-c", SAYS], cwd=folder, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

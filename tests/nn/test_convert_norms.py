@@ -1,4 +1,4 @@
-"""Torch's norms of batches in a padded batch: checkpoints go to and fro, and converted models leave padding out."""
+"""Torch's batch norms in a padded batch: checkpoints load in both directions, and converted models ignore padding."""
 
 import warnings
 
@@ -21,7 +21,7 @@ GRAPHS = [
 
 
 def padded(graphs, num_nodes):
-    """A batch with room for so many nodes, and 5 graphs."""
+    """Return a batch with slots for `num_nodes` nodes and 5 graphs."""
     return FixedSizeCollater(FixedSizeOptions(num_nodes, 8, 5), add_masks_to_batch=True)(graphs)
 
 
@@ -29,7 +29,7 @@ PADDED, PLAIN = padded(GRAPHS, 14), Batch.from_data_list(GRAPHS)
 
 
 class Net(nn.Module):
-    """Norms over nodes, one of them PyG's, and over graphs."""
+    """A model with norms over nodes, one of them PyG's, and over graphs."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 
 class Training(nn.Module):
-    """A converted model within another."""
+    """A model with a converted model as a part."""
 
     def __init__(self, net):
         super().__init__()
@@ -90,7 +90,7 @@ def test_a_compiled_step_of_a_converted_model_is_that_of_eager_pytorch():
 
 
 class Lost(Net):
-    """Sums up fewer graphs than the mask has."""
+    """A model that sums over fewer graphs than the mask has."""
 
     def forward(self, batch):
         return self.graphs(global_add_pool(batch.x, batch.batch.clamp(max=2), 3))
@@ -109,7 +109,7 @@ def test_a_norm_that_not_exactly_one_mask_fits_is_named(net, batch, expected):
 
 
 class Convolved(nn.Module):
-    """One of PyG's models, or one of its norms, and the sums of its nodes."""
+    """A model or a norm of PyG, followed by sums over nodes."""
 
     def __init__(self, net, gets_batch=False):
         super().__init__()

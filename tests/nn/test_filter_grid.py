@@ -1,4 +1,4 @@
-"""Filters on a grid: as exact as filters at each edge, checked while a model changes, given up where they fail."""
+"""Filters on a grid: as exact as filters at each edge, checked when a model changes, and not used if inexact."""
 
 import copy
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def model_of(kind: type = SchNet, **options) -> nn.Module:
 
 
 def trained_once(model: nn.Module, filters: str, dtype: torch.dtype) -> list[Tensor]:
-    """Energies, forces and the gradients of all weights."""
+    """Return energies, forces and the gradients of all weights."""
     model = copy.deepcopy(model).to(dtype)
     model.filters = filters
     data = molecules()
@@ -211,7 +211,7 @@ def test_a_machine_accounts_for_filters_at_each_edge():
 
 @pytest.mark.parametrize("cutoff", [4.7, 5.1, 3.3])
 def test_absent_edges_carry_nothing_whatever_the_cutoff_rounds_to(cutoff):
-    """Their distance is the cutoff in float32, which may be less than the number that Python has."""
+    """Give absent edges the cutoff in float32, which may be smaller than Python's number."""
     table = torch.ones(33, 4, dtype=torch.float64)
     x = torch.tensor([[torch.nan] * 4, [1.0] * 4])
     src, dst = torch.tensor([0, 1]), torch.tensor([1, 0])

@@ -146,7 +146,7 @@ def test_names_are_pygs_and_copies_moves_and_modes_reach_the_readout():
 
 
 class Scales(pyg.SumAggregation):
-    """A readout that asks for its mode itself."""
+    """A readout that reads its training mode."""
 
     def forward(self, *args: object, **kwargs: object) -> Tensor:
         return super().forward(*args, **kwargs) * (2 if self.training else 1)

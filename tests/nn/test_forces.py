@@ -23,14 +23,14 @@ def model() -> SchNet:
 
 
 def crystal() -> tuple[Tensor, Tensor]:
-    """Three atoms in a cell shorter than the cutoff, so that each meets images of its own."""
+    """Return three atoms in a cell shorter than the cutoff, so that each interacts with its own images."""
     generator = torch.Generator().manual_seed(1)
     inside = torch.rand(3, 3, generator=generator, dtype=torch.float64)
     return torch.tensor([8, 14, 8]), inside @ CELL
 
 
 def neighbors(pos: Tensor, cell: Tensor, reach: int = 3) -> tuple[Tensor, Tensor]:
-    """Edges (neighbor, centre) and shifts, by looking at every image."""
+    """Find edges (neighbor, center) and shifts by a loop over all images."""
     edges, shifts = [], []
     for steps in product(range(-reach, reach + 1), repeat=3):
         shift = torch.tensor(steps, dtype=pos.dtype) @ cell

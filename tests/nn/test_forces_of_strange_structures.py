@@ -1,4 +1,4 @@
-"""Energies are right, and forces finite and right, where atoms coincide, are alone, at the cutoff, or padding only."""
+"""Energies and forces are correct and finite for atoms that coincide, are alone, lie at the cutoff, or are padding."""
 
 import copy
 
@@ -27,7 +27,7 @@ def model_of(name: str, dtype: torch.dtype) -> nn.Module:
 
 
 def batch_of(names: list[str], half_list: bool, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The structures and a graph of two atoms of padding, at the place of a real atom, with two edges."""
+    """Return the structures and a padding graph of two atoms, at the place of a real atom, with two edges."""
     z, pos, batch, edges = [], [], [], []
     for graph, name in enumerate(names):
         placed = torch.tensor(STRUCTURES[name], dtype=dtype).view(-1, 3)
@@ -54,7 +54,7 @@ class Step(nn.Module):
 
 
 def slopes_of(step: Step) -> list[Tensor]:
-    """The gradients of a step's weights, in double precision."""
+    """Return the gradients of a step's weights in double precision."""
     return [torch.zeros_like(p).double() if p.grad is None else p.grad.double() for p in step.parameters()]
 
 

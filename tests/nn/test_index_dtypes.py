@@ -1,4 +1,4 @@
-"""Indices of 32 bits do wherever those of 64 bits do, and weights of edges may have PyG's shape."""
+"""Indices of 32 bits work like indices of 64 bits, and weights of edges may have PyG's shape."""
 
 import pytest
 import torch

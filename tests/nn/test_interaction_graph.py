@@ -1,4 +1,4 @@
-"""Claims about the interaction graphs beyond those about the neighbors in popgeo.ops."""
+"""Claims about the interaction graphs that are no claims about the neighbors in popgeo.ops."""
 
 import pytest
 import torch

@@ -37,7 +37,7 @@ def test_gaussians_have_the_slopes_of_pygs_and_none_where_they_are_zero():
 
 
 class Given(torch.nn.Module):
-    """Edges that are there already."""
+    """An interaction graph with given edges."""
 
     def __init__(self, edge_index: torch.Tensor, edge_weight: torch.Tensor) -> None:
         super().__init__()

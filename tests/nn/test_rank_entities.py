@@ -1,4 +1,4 @@
-"""Claims about ranks: filtered, right for ties, and the same in blocks of any size."""
+"""Claims about ranks: filtered, fair to ties, and the same for blocks of any size."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from popgeo.nn.models.knowledge_graph import Dot
 
 
 def scores_of(values: list[float]) -> DistMult:
-    """A model whose triples (head 0, relation 0, tail) have these scores."""
+    """Return a model with these scores for the triples (head 0, relation 0, tail)."""
     model = DistMult(len(values), 1, 1)
     with torch.no_grad():
         model.rel_emb.weight.fill_(1.0)
@@ -44,7 +44,7 @@ def test_a_model_that_scores_all_alike_ranks_as_chance_does(kind: type):
 
 
 def plain_ranks(model: ComplEx, triples: Tensor, everything: Tensor, side: str) -> list[float]:
-    """One triple and one candidate at a time."""
+    """Rank one triple and one candidate at a time."""
     found, all_known = [], {tuple(row) for row in everything.tolist()}
     for head, relation, tail in triples.tolist():
         true, above, level = model(*torch.tensor([head, relation, tail])), 0, 0

@@ -1,4 +1,4 @@
-"""Inputs of another shape or type than a model's are refused by name; before, some of them gave plausible numbers."""
+"""Errors for inputs with a wrong shape or type name the argument; without a check some would give plausible numbers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`weight`, `pos_weight` and `label_smoothing` mean what they mean in torch; a divisor has a name of its own."""
+"""`weight`, `pos_weight` and `label_smoothing` have the same meaning as in torch; a divisor has its own name."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Each way of calling the convolution: with and without plan, gradients and layouts; what the kernel is told."""
+"""Each way to call the convolution: with and without plan, gradients and layouts; and the kernel's arguments."""
 
 import importlib
 import itertools
@@ -26,7 +26,7 @@ def plan_of(src: Tensor = SRC, dst: Tensor = DST) -> EdgePlan:
 
 
 def edge_by_edge(x: Tensor, w: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The result and both gradients."""
+    """Compute the result and both gradients."""
     out, to_x, to_w = torch.zeros(NUM_NODES, x.shape[1]), torch.zeros_like(x), torch.zeros_like(w)
     for e, (j, i) in enumerate(zip(SRC.tolist(), DST.tolist(), strict=True)):
         out[i] += x[j] * w[e]
@@ -83,7 +83,7 @@ def test_the_gradients_are_differentiated_for_whom_it_is_wanted(native, wanted: 
 
 
 def test_the_shortest_way_needs_no_dispatcher_and_tells_the_kernel_all(monkeypatch):
-    """The structure is that of CfconvCall in gather_scatter.cpp."""
+    """Check the structure CfconvCall of gather_scatter.cpp."""
     told: list[tuple[int, ...]] = []
     monkeypatch.setattr(library, "packed", lambda name: lambda call: told.append(struct.unpack("14q", call)) or 0)
     monkeypatch.setattr(module, "_CFCONV", None)

@@ -1,4 +1,4 @@
-"""The fused convolution: by hand, against plain torch bit by bit, at any number of threads, and its refusals."""
+"""The fused convolution: by hand, against plain torch bit by bit, with any number of threads, and its errors."""
 
 import pytest
 import torch
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_refused(native):
 
 
 def test_a_stale_plan_given_to_the_op_itself_never_leaves_its_arrays():
-    """The public function refuses such plans; a program that calls the op with them gets an error, not a crash."""
+    """The public function raises for such plans; a program that calls the op with them gets an error, not a crash."""
     x, w, end = torch.randn(4, 2), torch.randn(3, 2), torch.tensor([0, 1, 2])
     rowptr = torch.tensor([0, 1, 2, 3, 3], dtype=torch.int32)
     perm = torch.tensor([0, 1, 2], dtype=torch.int32)

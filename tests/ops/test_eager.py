@@ -1,4 +1,4 @@
-"""When plain eager code runs: each way in which torch captures, transforms or watches a call is told from it."""
+"""The checks for plain eager code: each way in which torch captures, transforms or observes a call is recognized."""
 
 from collections.abc import Callable, Sequence
 

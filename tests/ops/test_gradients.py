@@ -91,7 +91,7 @@ def test_cfconv(native, with_plan):
 
 
 def test_a_force_can_be_trained(native):
-    """The gradient of a gradient with respect to a third tensor, as in learning from forces."""
+    """Differentiate a gradient by a third tensor, as training on forces does."""
     x, w, scale = entries(5, CHANNELS), entries(NUM_EDGES, CHANNELS), entries(1)
 
     def force(scale):

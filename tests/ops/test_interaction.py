@@ -1,4 +1,4 @@
-"""The interaction with filters on a grid: by hand, against plain torch in float64, at any number of threads."""
+"""The interaction with filters on a grid: by hand, against plain torch in float64, with any number of threads."""
 
 import itertools
 
@@ -21,14 +21,14 @@ OPS = torch.ops.popgeo
 
 
 def table_of(waves: Tensor, num_points: int = 257) -> Tensor:
-    """Smooth filters in float64: sums of sines. [num_waves, channels] -> [num_points, channels]"""
+    """Return smooth filters in float64, sums of sines: [num_waves, channels] -> [num_points, channels]."""
     grid = torch.linspace(0, CUTOFF, num_points, dtype=torch.float64)
     rows = torch.stack([torch.sin((k + 1) * grid) for k in range(len(waves))], dim=1)
     return rows @ waves.double()
 
 
 def problem(num_edges=300, num_nodes=20, channels=7, *, vectors=False, seed=0) -> dict[str, Tensor]:
-    """Numbers in float64, a sixth of the distances beyond the cutoff."""
+    """Return random arguments in float64, with a sixth of the distances beyond the cutoff."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -48,7 +48,7 @@ def problem(num_edges=300, num_nodes=20, channels=7, *, vectors=False, seed=0) -
 
 
 def run(data: dict[str, Tensor], dtype: torch.dtype, *, half_list=False, plain=False) -> list[Tensor]:
-    """The sums, the gradients by everything, and the gradients of gradients by everything and by what came back."""
+    """Return the sums, the gradients by all inputs, and the second gradients, also by the sums' gradient."""
     leaves = {name: t.to(dtype).clone().requires_grad_() if t.is_floating_point() else t for name, t in data.items()}
     x, r, direction = leaves["x"], leaves["r"], leaves.get("direction")
     table, ends, num_nodes = table_of(leaves["waves"]), (leaves["src"], leaves["dst"]), len(x)
@@ -198,7 +198,7 @@ def test_a_plan_that_names_other_edges_is_refused_by_the_kernels():
         broken = plan.clone()
         broken[place] = 10_000
         call = data["x"], table_of(data["waves"]), data["r"], None, data["src"], data["dst"], 4, CUTOFF, False
-        with pytest.raises(ValueError, match="The plan of the interaction is of other edges or was changed"):
+        with pytest.raises(ValueError, match="The plan of the interaction belongs to different edges or was changed"):
             OPS.interaction(*call, broken, weights)
 
 
@@ -287,5 +287,5 @@ def test_which_tensors_are_served():
 
 
 def test_the_size_of_a_plan_by_hand():
-    """A header of 5; of each edge its number, its window and its two ends."""
+    """Expect a header of 5, and four numbers per edge: its number, its window and its two ends."""
     assert [plan_size(n) for n in (0, 1, 10)] == [5, 9, 45]

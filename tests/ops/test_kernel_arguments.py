@@ -1,4 +1,4 @@
-"""What the compiled kernels are given: addresses of contiguous tensors, indices of 64 bits, plans that fit them."""
+"""The arguments of the compiled kernels: addresses of contiguous tensors, indices of 64 bits, and plans that fit."""
 
 import pytest
 import torch

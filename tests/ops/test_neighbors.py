@@ -11,7 +11,7 @@ from popgeo.ops.neighbors import Neighbors, distance, knn, pairs, radius
 
 
 def make_batch(sizes: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Positions on a coarse grid, so that equal distances and coinciding nodes occur, and the graph of each."""
+    """Return positions on a coarse grid, for equal distances and coinciding nodes, and the graph of each node."""
     generator = torch.Generator().manual_seed(seed)
     pos = torch.randint(0, 4, (sum(sizes), 3), generator=generator).float()
     return pos, torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
@@ -24,7 +24,7 @@ def real_edges(neighbors: Neighbors) -> set[tuple[int, int]]:
 
 
 def nearest_by_hand(pos: Tensor, batch: Tensor, k: int, cutoff: float) -> set[tuple[int, int]]:
-    """The definition, node by node: sort by distance, then by index, keep k."""
+    """Find neighbors by the definition, node by node: sort by distance, then by index, keep k."""
     edges = set()
     for i in range(len(pos)):
         others = [j for j in range(len(pos)) if j != i and batch[i] == batch[j]]

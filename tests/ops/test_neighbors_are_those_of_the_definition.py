@@ -25,7 +25,7 @@ def make_batch(sizes: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def near(pos: Tensor, batch: Tensor, real: Tensor) -> dict[int, list[tuple[float, int]]]:
-    """For each node the distances of those within the cutoff, and their numbers, in the order of the numbers."""
+    """Return for each node the distances and numbers of nodes within the cutoff, in the order of the numbers."""
     found: dict[int, list[tuple[float, int]]] = {i: [] for i in range(len(pos))}
     for i, j in itertools.permutations(range(len(pos)), 2):
         r2 = float((pos[i] - pos[j]).square().sum())

@@ -1,4 +1,4 @@
-"""Plans at their limits: how large they may be, which index they know, and what is read of them without a look."""
+"""Plans at their limits: the largest sizes, the tensors that they recognize, and parts that kernels read unchecked."""
 
 import pytest
 import torch

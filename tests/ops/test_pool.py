@@ -63,7 +63,7 @@ def test_a_mean_of_whole_numbers_is_a_floating_point_number_as_in_pyg(dtype):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])
 @pytest.mark.parametrize("reduce", ["min", "max"])
 def test_what_has_no_order_has_no_extreme(dtype, reduce):
-    with pytest.raises(ValueError, match=f"src has dtype {dtype}, of which no entry is the largest"):
+    with pytest.raises(ValueError, match=f"src has dtype {dtype}, which has no largest entry"):
         scatter(torch.ones(2, 1, dtype=dtype), torch.tensor([0, 0]), dim=0, dim_size=1, reduce=reduce)
 
 

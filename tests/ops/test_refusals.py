@@ -1,4 +1,4 @@
-"""What is refused at the door of each op, in eager code and under capture, and in which words."""
+"""The errors of each op for wrong arguments, in eager code and in captures, and their messages."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ SUMS = ("scatter_sum", "scatter_mul", "scatter_max", "scatter_min")
 
 @pytest.fixture(params=["eager", "fake"])
 def tensors(request: pytest.FixtureRequest) -> Callable[[Tensor], Tensor]:
-    """What leaves a tensor as it is or makes it fake: shapes are refused alike."""
+    """Return the identity, or the function that makes a tensor fake: the checks of shapes are the same for both."""
     return FakeTensorMode().from_tensor if request.param == "fake" else lambda tensor: tensor
 
 
@@ -94,7 +94,7 @@ def test_segments_need_one_dimension_of_pointers(native, tensors):
     assert OPS.segment_sum(tensors(ROWS), tensors(torch.tensor([3]))).shape == (0, 2)
     pointers = (torch.zeros(2, 2).long(), torch.zeros(0).long(), torch.tensor([0, 3]).short(), torch.tensor([0.0, 3]))
     for wrong in map(tensors, pointers):
-        with pytest.raises(ValueError, match=r"indptr has shape .* it is an int64 or int32 of \(num_rows \+ 1,\)"):
+        with pytest.raises(ValueError, match=r"indptr has shape .* pass int64 or int32 of shape \(num_rows \+ 1,\)"):
             OPS.segment_sum(tensors(ROWS), wrong)
         with pytest.raises(ValueError, match="indptr has shape"):
             OPS.gather_csr(tensors(ROWS), wrong, 3)

@@ -24,7 +24,7 @@ def batch(generator):
 
 
 def message_passing(x, w, edge_index):
-    """One plan for both ends and all that follows, as a model has it."""
+    """Pass messages with one plan of both ends, as a model does."""
     plan = EdgePlan.from_edge_index(edge_index, NUM_NODES)
     src, dst = edge_index
     h = cfconv(x, w, src, dst, NUM_NODES, plan)

@@ -19,7 +19,7 @@ COUNTERS = [0, 1, -1, 11, 2**32, 2**63 - 1, -(2**63)]
 
 
 def random_word(number: int, counter: int) -> int:
-    """splitmix64 of the counter gives two words; lowbias32 mixes the element's number with them."""
+    """Compute an element's random word: splitmix64 of the counter gives two words for lowbias32 of its number."""
     z = (counter + 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -34,7 +34,7 @@ def random_word(number: int, counter: int) -> int:
 
 
 def rounded(x: float, word: int, dtype: torch.dtype) -> float:
-    """The upper neighbor in that many of all words as x lies above the lower one."""
+    """Round up for a share of all words that equals the position of x between its neighbors."""
     nearest = torch.tensor(abs(x)).to(dtype)
     bits = int(nearest.view(torch.int16)) - int(float(nearest) > abs(x))
     below, above = torch.tensor([bits, bits + 1], dtype=torch.int16).view(dtype).tolist()

@@ -1,4 +1,4 @@
-"""scatter and gather: values by hand, the same bits with and without the compiled library, errors at the door."""
+"""Scatter and gather: values by hand, the same bits with and without the compiled library, and their errors."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 @pytest.fixture(autouse=True, scope="module")
 def every_sum_reaches_the_kernel():
-    """Small sums go to torch, whose bits are the same; here the compiled kernel itself is to be tested."""
+    """Send all sums to the compiled kernel; otherwise torch would compute small ones, with the same bits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_scatter, "sum_to_torch", lambda *_, **__: False)
         yield
@@ -217,7 +217,7 @@ def test_an_index_out_of_range_is_named(native, reduce, value, position):
 
 
 def test_what_does_not_fit_is_refused(native):
-    with pytest.raises(ValueError, match="reduce is 'median'; allowed are sum"):
+    with pytest.raises(ValueError, match="reduce is 'median'; it must be one of 'sum'"):
         scatter(SRC, INDEX, 0, reduce="median")
     with pytest.raises(ValueError, match="dim is 2"):
         scatter(SRC, INDEX, 2)
@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_refused(native):
     with pytest.raises(ValueError, match="on meta"):
         scatter(SRC, INDEX.to("meta"), 0, dim_size=4)
     full, plan = torch.stack([INDEX, INDEX.flip(0)], 1), ScatterPlan.from_index(INDEX, 4)
-    with pytest.raises(ValueError, match="this one differs"):
+    with pytest.raises(ValueError, match="this index differs"):
         scatter(SRC, full, 0, dim_size=4, plan=plan)
 
 

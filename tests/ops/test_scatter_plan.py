@@ -1,4 +1,4 @@
-"""What a ScatterPlan holds, and that it is never trusted for another index."""
+"""The contents of a ScatterPlan, and its checks against use with a different index."""
 
 import itertools
 import pickle

@@ -28,14 +28,14 @@ SHAPES += [((2, 0, 3), (0,), 1), ((2, 0, 3), (2, 0), 1)]
 
 
 def row_of(index: Tensor, position: tuple[int, ...], dim: int) -> int:
-    """Where an index sends the entry at a position: one dimension lies along `dim`, more are matched from the left."""
+    """Return the row of the entry at a position: a single dimension lies along `dim`, several match from the left."""
     if index.dim() == 1:
         return int(index[position[dim]])
     return int(index[tuple(min(p, size - 1) for p, size in zip(position, index.shape, strict=False))])
 
 
 def entry_by_entry(src: Tensor, index: Tensor, dim: int, num_rows: int, reduce: str) -> tuple[Tensor, Tensor]:
-    """The reduction and the position of its entry."""
+    """Return the reduction and the position of its entry."""
     dim %= src.dim()
     shape = [*src.shape[:dim], num_rows, *src.shape[dim + 1 :]]
     found: dict[tuple[int, ...], list[tuple[float, int]]] = {}

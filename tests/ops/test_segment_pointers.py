@@ -1,4 +1,4 @@
-"""Segments of any shape against loops; pointers that begin late, end early, descend or leave the entries."""
+"""Segments of any shape against loops; pointers that begin late, end early, descend or exceed the entries."""
 
 import itertools
 
@@ -23,7 +23,7 @@ class OnDevice(torch.Tensor):
 
 
 def segment_by_segment(src: Tensor, indptr: Tensor, reduce: str) -> tuple[Tensor, Tensor]:
-    """The reduction along the last dimension that the pointers have, and the first position of its entry."""
+    """Return the reduction along the pointers' last dimension, and the first position of its entry."""
     dim = indptr.dim() - 1
     full = indptr.expand(*src.shape[:dim], indptr.shape[dim])
     shape = (*src.shape[:dim], indptr.shape[dim] - 1, *src.shape[dim + 1 :])

@@ -31,7 +31,7 @@ PLAIN = {
 
 
 def shards(count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """What each of that many shards holds, of odd sizes. [count, 3, 5 * count]"""
+    """Return random tensors of shards, of odd sizes. [count, 3, 5 * count]."""
     generator = torch.Generator().manual_seed(count)
     return torch.randn(count, 3, 5 * count, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_shared_evenly_is_refused_with_the_nearest_that_can():
         ops.shard(torch.zeros(10), 4)
     with pytest.raises(ValueError, match="The nearest that they can: 4"):
         part_of(3, 4, "Width")
-    with pytest.raises(ValueError, match="Dimension 0 of what a shard holds is 3"):
+    with pytest.raises(ValueError, match=r"Dimension 0 of a shard's tensor is 3"):
         ops.reduce_scatter(torch.zeros(2, 3))
     with pytest.raises(ValueError, match="2 local shards of 3"):
         ops.all_reduce(torch.zeros(2, 3), 3)

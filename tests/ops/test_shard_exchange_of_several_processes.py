@@ -1,4 +1,4 @@
-"""Collectives among processes: each does what a single process does that holds all shards, and so do its gradients."""
+"""Collectives among processes: they and their gradients give the same as one process with all shards."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ CALLS: dict[str, tuple[Callable[[Tensor, int], Tensor], bool, bool]] = {
 
 
 class Together:
-    """Stands for `torch.distributed` among threads, each of which is a process."""
+    """A replacement of `torch.distributed` for threads that act as processes."""
 
     def __init__(self, size: int) -> None:
         self.size, self.own = size, threading.local()
@@ -62,7 +62,7 @@ class Together:
         return found
 
     def run(self, function: Callable[[int], Any]) -> list[Any]:
-        """What the function returns for each process."""
+        """Return the function's result for each process."""
         results: list[Any] = [None] * self.size
 
         def work(rank: int) -> None:
@@ -131,7 +131,7 @@ def test_a_process_that_died_is_told_of(monkeypatch):
     monkeypatch.setattr(together, "all_to_all_single", fail)
     monkeypatch.setattr(collective_ops, "dist", together)
     together.own.rank = 1
-    with pytest.raises(RuntimeError, match="Process 1 of 2 could not gather what the others hold: another process has"):
+    with pytest.raises(RuntimeError, match="Process 1 of 2 could not gather the shards of the others: another"):
         ops.all_reduce(torch.ones(1, 3), 2)
     with pytest.raises(RuntimeError, match="Process 1 of 2 could not exchange rows"):
         ops.all_to_all(torch.ones(1, 2))
@@ -139,7 +139,7 @@ def test_a_process_that_died_is_told_of(monkeypatch):
 
 @pytest.mark.parametrize("stride", [{}, {"stride": 3}])
 def test_the_numbers_of_an_operation_and_of_its_gradient(stride: dict[str, int]):
-    """The stride decides what a captured program costs, and so the gradient has it too."""
+    """Expect the stride in the gradient too, because it decides the cost of a captured program."""
     seen: list[tuple[str, ...]] = []
 
     class Watch(TorchDispatchMode):

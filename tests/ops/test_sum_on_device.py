@@ -16,7 +16,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 def edges(num_rows: int = 7, num_edges: int = 40, channels: int = 5, dtype: torch.dtype = torch.float32):
-    """Values, sources and destinations; row 3 receives nothing."""
+    """Return values, sources and destinations; row 3 receives nothing."""
     torch.manual_seed(0)
     src, dst = torch.randint(0, num_rows, (2, num_edges))
     dst[dst == 3] = 4

@@ -1,4 +1,4 @@
-"""Which way a sum takes: the compiled kernels, torch, or by row pointers on a GPU; and what the kernels are told."""
+"""The ways of a sum: compiled kernels, torch, or row pointers on a GPU; and the kernels' arguments."""
 
 import struct
 import sys
@@ -31,7 +31,7 @@ class OnDevice(torch.Tensor):
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the compiled functions that were called."""
+    """Return the list that collects the names of called compiled functions."""
     if not library.is_available():
         pytest.skip(library.reason())
     names: list[str] = []
@@ -94,7 +94,7 @@ def test_a_sum_of_several_edges_a_row_runs_compiled_in_every_way_of_calling_it(c
 
 
 def test_the_shortest_way_needs_no_dispatcher_and_tells_the_kernel_all(monkeypatch):
-    """The op itself is not called; the structure is that of SumCall in gather_scatter.cpp."""
+    """Check that the op is not called, and the structure SumCall of gather_scatter.cpp."""
     told: list[tuple[int, ...]] = []
     monkeypatch.setattr(library, "packed", lambda name: lambda call: told.append(struct.unpack("11q", call)) or 0)
     monkeypatch.setattr(sys.modules["popgeo.ops.scatter_by_index"], "scatter_sum_rows", None)

@@ -130,7 +130,7 @@ def test_positions_of_segment_extremes(name):
 
 
 def test_what_differs_on_purpose():
-    """torch_scatter starts a maximum at the lowest finite number, so it loses -inf; and its softmax of none fails."""
+    """In torch_scatter a maximum starts at the lowest finite number and loses -inf; a softmax of no entries fails."""
     src, index = torch.tensor([float("-inf")]), torch.tensor([0])
     assert ops.scatter_max(src, index)[0].item() == float("-inf")
     assert peer.scatter_max(src, index)[0].item() == 0.0

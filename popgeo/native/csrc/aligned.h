@@ -1,6 +1,5 @@
-// Inputs at addresses that their types allow. A tensor over the bytes of a file may begin at any byte; processors read
-// numbers there, but compilers may assume that no pointer leads there, and so such an input is copied before a kernel
-// sees it. For all others it costs a comparison.
+// Aligned inputs. A tensor over the bytes of a file may begin at any byte. Processors read numbers there, but compilers
+// assume that pointers are aligned. So such an input is copied before a kernel reads it; others cost one comparison.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +8,7 @@
 
 namespace popgeo {
 
-// Number i at any address.
+// Reads number i at any address.
 template <class T>
 inline T number_at(const T* data, int64_t i) {
   T number;
@@ -17,7 +16,7 @@ inline T number_at(const T* data, int64_t i) {
   return number;
 }
 
-// Holds the copies that one call needs.
+// Holds the copies of one call.
 class Aligned {
  public:
   Aligned() = default;
@@ -27,7 +26,7 @@ class Aligned {
     while (num_copies_) free(copies_[--num_copies_]);
   }
 
-  // The same numbers, `count` of them with so many bytes each (2, 4 or 8).
+  // Returns the same `count` numbers, of 2, 4 or 8 bytes each, at an aligned address.
   const void* operator()(const void* data, int64_t count, int64_t element_bytes) {
     if (!(reinterpret_cast<uintptr_t>(data) & uintptr_t(element_bytes - 1))) return data;
     return copy(data, size_t(count * element_bytes));
@@ -37,7 +36,7 @@ class Aligned {
     return static_cast<const T*>((*this)(data, count, int64_t(sizeof(T))));
   }
 
-  // Whether there was no memory for a copy; what was returned for it may not be read.
+  // Returns whether there was no memory for a copy; the address returned for it may not be read.
   bool failed() const { return failed_; }
 
  private:

@@ -1,4 +1,4 @@
-// A chain of element-wise operations as the engine hands it over: a program for blocks of elements that stay in cache.
+// A chain of element-wise operations, as the engine passes it: a program for blocks of elements that stay in the cache.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace popgeo {
 
-// Where an instruction finds or leaves its elements. Steps are counted in elements.
+// The place of an instruction's operand or result. Steps are counted in elements.
 enum Place : int64_t {
   REGISTER = 0,  // block `row` of the thread's own memory
   DIRECT = 1,    // floats that lie in the order of the elements
@@ -25,9 +25,9 @@ struct Slot {
   const int64_t* index;
 };
 
-// The edges of each row of a table, in order: sums at rows walk them so.
+// The edges of each row of a table, in the order of sums at rows.
 struct EdgeOrder {
-  const int32_t* memory;  // what popgeo_plan says of the edges, the number of rows, rowptr, perm
+  const int32_t* memory;  // result of popgeo_plan, number of rows, rowptr, perm
   bool is_sorted() const { return memory[0] == 1; }
   int64_t num_rows() const { return memory[1]; }
   const int32_t* rowptr() const { return memory + 2; }
@@ -39,8 +39,8 @@ struct Instruction {
   int64_t code, form, out, a, b, c;
 };
 
-// The elements are num_rows x num_columns; a block is block_rows whole rows, or a part of one row. The chunks that threads
-// share out do not depend on their number, and so neither does any sum. An edge has `group` rows, all of one block; with
+// The elements are num_rows x num_columns; a block is block_rows whole rows, or a part of one row. Threads share chunks,
+// which do not depend on the number of threads, so sums do not either. An edge has `group` rows, all in one block. With
 // sums at rows of a table, blocks follow `order`, and a chunk has all edges of its rows.
 struct Chain {
   const Slot* slots;

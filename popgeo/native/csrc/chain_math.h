@@ -1,7 +1,7 @@
-// What each instruction of a chain does to one element: float in, float out, no branches, so that loops become vectors.
+// The function of one element for each instruction of a chain: float in, float out, no branches, so that loops vectorize.
 //
-// Sums of products are written as fused multiply-adds and nothing else is contracted, so that every processor gives the
-// same bits. Errors are below two units in the last place; NaN, infinities and denormal numbers come out as in torch.
+// Sums of products are written as fused multiply-adds, and the compiler contracts nothing else, so that every processor
+// gives the same bits. Errors are below two units in the last place; NaN, infinities and denormals are as in torch.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ POPGEO_INLINE float exp(float x) {
   const float n = shifted - ROUND;
   const float r = fma(n, 2.12194440e-4f, fma(n, -0.693359375f, bounded));  // ln 2 in two parts
   const float p = exp_beyond_line(r) + r + 1.0f;
-  // 2^n in two factors, each of which is a normal number, so that the product rounds once where it is denormal.
+  // 2^n in two normal factors, so that a denormal product is rounded once.
   const int32_t whole = bits_as<int32_t>(shifted) - bits_as<int32_t>(ROUND);
   const int32_t half = whole >> 1;
   return p * bits_as<float>(uint32_t(half + 127) << 23) * bits_as<float>(uint32_t(whole - half + 127) << 23);
@@ -87,7 +87,7 @@ POPGEO_INLINE float log(float x) {
 
 POPGEO_INLINE float log1p(float x) {
   const float u = 1.0f + x;
-  // What rounding took from u is made good by the factor.
+  // The factor corrects the rounding error of u.
   const float result = log(u) * (x / (u - 1.0f));
   return u == 1.0f || x == INFINITE ? x : result;
 }
@@ -126,7 +126,7 @@ POPGEO_INLINE float sine(float angle, int64_t quarters) {
   return float(quadrant & 2 ? -value : value);
 }
 
-// Below it the shifted softplus and its derivative are taken to be at their limit: the rest would be denormal.
+// Below this exponent the shifted softplus and its derivative have their limits, because the difference is denormal.
 constexpr float SMALLEST_EXPONENT = -87.0f;
 
 POPGEO_INLINE float exp_of_negative(float x) {
@@ -134,7 +134,7 @@ POPGEO_INLINE float exp_of_negative(float x) {
   const float shifted = fma(bounded, 1.44269504088896341f, ROUND);
   const float n = shifted - ROUND;
   const float r = fma(n, 2.12194440e-4f, fma(n, -0.693359375f, bounded));
-  // The bits of ROUND fall off at the top.
+  // The shift removes the bits of ROUND.
   const float scale = bits_as<float>(int32_t((bits_as<uint32_t>(shifted) << 23) + 0x3f800000u));
   return x < SMALLEST_EXPONENT ? 0.0f : (exp_beyond_line(r) + r + 1.0f) * scale;
 }
@@ -143,7 +143,7 @@ POPGEO_INLINE float exp_of_negative(float x) {
 POPGEO_INLINE float shifted_softplus(float x) {
   const float t = exp_of_negative(-absolute(x));
   const float s = (t - 1.0f) / (t + 3.0f), q = s * s;  // 2 artanh(s), q at most 1/9
-  // Summed in pairs: short chains of operations let the processor overlap elements.
+  // Summed in pairs, because short chains of operations let the processor overlap elements.
   const float q2 = q * q;
   const float high = fma(fma(q, 1.0f / 15, 1.0f / 13), q2, fma(q, 1.0f / 11, 1.0f / 9));
   const float low = fma(fma(q, 1.0f / 7, 1.0f / 5), q2, fma(q, 1.0f / 3, 1.0f));
@@ -161,7 +161,7 @@ POPGEO_INLINE float silu_backward(float grad, float x) {
   return grad * s * fma(x, 1.0f - s, 1.0f);
 }
 
-// As torch: the base is the end that is nearer, so that a weight of 1 gives the end itself.
+// As in torch, the base is the nearer end, so that a weight of 1 gives exactly the end.
 POPGEO_INLINE float lerp(float start, float end, float weight) {
   const bool near = absolute(weight) < 0.5f;
   return fma(near ? weight : weight - 1.0f, end - start, near ? start : end);

@@ -1,5 +1,5 @@
-// Runs chains of element-wise operations, block by block: each instruction is one loop over a block that is in cache.
-// The file is compiled once per instruction set (see setup.py), like kernels.cpp; run_chain.cpp picks among them.
+// Runs chains of element-wise operations, block by block: each instruction is one loop over a block in the cache.
+// The file is compiled once per instruction set (see setup.py), like kernels.cpp; run_chain.cpp chooses.
 #if defined(__GNUC__) && !defined(__clang__)
 // Without this, before all functions, GCC keeps selections as branches.
 #pragma GCC optimize("no-trapping-math")
@@ -73,7 +73,7 @@ void save(const float* in, const Slot& slot, const Block& block) {
   }
 }
 
-// The elements of edges, each of `group` rows, from where each has its own.
+// Loads the elements of edges, each of `group` rows, from each edge's own place.
 template <class T>
 void load_edges(float* out, const Slot& slot, const Block& block, int64_t group) {
   const int64_t columns = block.columns, width = group * columns;
@@ -126,8 +126,8 @@ void save_edges(const float* in, const Slot& slot, const Block& block, int64_t g
   }
 }
 
-// Joins the elements of edges to those of their rows; what is first at a row replaces what lies there. A row is the
-// number of the receiver, or what is left of it to -1 at the first edge.
+// Joins the elements of edges at their rows (F: sum, maximum, minimum); a row's first edge replaces it. `row` is the receiver's
+// number, or, at the receiver's first edge, -1 minus this number.
 template <class F>
 void join_at(const float* in, const Slot& slot, const Block& block, int64_t group, const int32_t* receivers) {
   const int64_t width = group * block.columns;
@@ -159,8 +159,8 @@ POPGEO_INLINE void add_eight(Eight& sum, const float* in) {
   sum += next;
 }
 
-// Sixteen numbers whatever the width of the processor's vectors, so that the order of a sum does not depend on it; in two
-// halves, because what is wider than the processor's vectors passes through memory.
+// Sixteen numbers on every processor, so that the order of a sum does not depend on the width of vectors; in two halves,
+// because types that are wider than the processor's vectors pass through memory.
 struct Sixteen {
   Eight low, high;
   POPGEO_INLINE void add(const float* in) {
@@ -187,7 +187,7 @@ float sum_of(const float* in, int64_t size) {
   Sixteen parts = {};
   int64_t i = 0;
   for (; i + 16 <= size; i += 16) parts.add(in + i);
-  if (i < size) {  // the last sixteen, without those that have been counted
+  if (i < size) {  // the last sixteen, without the numbers that are already in the sum
     const EightWords lane = {0, 1, 2, 3, 4, 5, 6, 7};
     const int32_t first = int32_t(16 - (size - i));
     Sixteen last = {};
@@ -220,14 +220,14 @@ void add_to(double* total, const float* in, const Block& block) {
   }
 }
 
-// The same of each row of an edge.
+// Sums each row of an edge.
 void sum_columns_of_edges(const float* in, const Slot& slot, const Block& block, int64_t group) {
   for (int64_t k = 0; k < block.num_edges; ++k)
     for (int64_t g = 0; g < group; ++g, in += block.columns)
       reinterpret_cast<float*>(slot.base)[block.edge(k) * slot.edge + g * slot.row] = sum_of(in, block.columns);
 }
 
-// Each row of the block, or of what the earlier blocks of the same row have left in `partial`.
+// Sums each row of the block, with the partial sum of earlier blocks of the same row.
 void sum_columns(const float* in, const Slot& slot, const Block& block, double* partial) {
   for (int64_t r = 0; r < block.rows; ++r, in += block.columns) {
     const double total = (block.column ? *partial : 0.0) + sum_of(in, block.columns);
@@ -236,7 +236,7 @@ void sum_columns(const float* in, const Slot& slot, const Block& block, double* 
   }
 }
 
-// Between registers, so that they do not compete for the same lines of the cache.
+// Padding between registers, so that they do not compete for the same lines of the cache.
 constexpr int64_t GAP = 16;
 
 struct Worker {
@@ -275,7 +275,7 @@ struct Worker {
     }
   }
 
-  // What moves edges moves them by where each has its own; False for what does not.
+  // Runs an instruction that moves edges from or to each edge's own place; returns false for all other instructions.
   template <class At>
   bool run_on_edges(const Instruction& it, const Slot& from, const Slot& to, At at, const Block& block) const {
     const int64_t group = chain.group;
@@ -300,7 +300,7 @@ struct Worker {
   }
 };
 
-// Rows at which no edge arrives are zero.
+// Clears rows without edges.
 void clear_empty_rows(const Chain& chain, int64_t begin, int64_t end) {
   const int32_t* rowptr = chain.order.rowptr();
   for (int64_t i = chain.num_invariant; i < chain.num_instructions; ++i) {
@@ -313,7 +313,7 @@ void clear_empty_rows(const Chain& chain, int64_t begin, int64_t end) {
   }
 }
 
-// The edges of a share of the rows of the table, row by row.
+// Visits the edges of a share of the table's rows, row by row.
 void run_rows(const Chain& chain, int64_t chunk, Worker worker) {
   const int32_t *rowptr = chain.order.rowptr(), *perm = chain.order.perm();
   const int64_t num_rows = chain.order.num_rows();
@@ -348,7 +348,7 @@ void run_chunk(const Chain& chain, int64_t chunk, int64_t num_units, int64_t par
   const int64_t most = chain.group ? chain.block_rows / chain.group : 0;  // edges of a block
   worker.run(0, chain.num_invariant, {0, 0, chain.block_rows, chain.block_columns, true, most});
   for (int64_t unit = begin; unit < end; ++unit) {
-    // A unit is a block, or, where a row of several blocks is summed, the row.
+    // A unit is a block, or a whole row if rows of several blocks are summed.
     const int64_t first = chain.sums_columns ? unit * parts : unit;
     const int64_t last = chain.sums_columns ? first + parts : first + 1;
     for (int64_t number = first; number < last; ++number) {
@@ -366,7 +366,7 @@ void run_chunk(const Chain& chain, int64_t chunk, int64_t num_units, int64_t par
   }
 }
 
-// The sums of all chunks, in their order.
+// Adds the sums of all chunks, in their order.
 void finish(const Chain& chain) {
   for (int64_t i = chain.num_invariant; i < chain.num_instructions; ++i) {
     const Instruction& it = chain.instructions[i];

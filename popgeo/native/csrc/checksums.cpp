@@ -1,5 +1,5 @@
-// CRC-32 as zlib has it, and whether blocks of mapped files are as they were written. popgeo/data/store/first_use.py
-// says what is compared when.
+// CRC-32 as in zlib, and the check that blocks of mapped files are unchanged. popgeo/data/store/first_use.py decides when
+// a block is compared.
 
 #include <algorithm>
 #include <array>
@@ -121,10 +121,10 @@ struct File {
   int64_t part_bytes;
   const unsigned char* sums;  // of each block of each part: 4 bytes
   unsigned char* seen;        // for each block whether it has been compared
-  int64_t* left;              // blocks that have not
+  int64_t* left;              // number of blocks that have not been compared
 };
 
-// Whether a block is as it was written; only looked at the first time.
+// Checks that a block is unchanged; only the first call for a block compares it.
 bool is_whole(const File& file, int64_t part, int64_t block) {
   const int64_t number = part * ((file.part_bytes + kBlock - 1) / kBlock) + block;
   if (__atomic_load_n(file.seen + number, __ATOMIC_RELAXED)) return true;
@@ -139,7 +139,7 @@ bool is_whole(const File& file, int64_t part, int64_t block) {
 
 }  // namespace
 
-// Compares the blocks that hold rows of some graphs with their checksums; the number of the first file that differs, or -1.
+// Compares the blocks with rows of some graphs with their checksums; returns the first file that differs, or -1.
 POPGEO_API int64_t popgeo_compare_blocks(const File* files, int64_t num_files, const int64_t* graphs,
                                          int64_t num_graphs) {
   for (int64_t f = 0; f < num_files; ++f) {
@@ -158,7 +158,7 @@ POPGEO_API int64_t popgeo_compare_blocks(const File* files, int64_t num_files, c
   return -1;
 }
 
-// Brings copies of arrays up to date; whether a byte of them had changed.
+// Updates copies of arrays; returns whether a byte of them had changed.
 POPGEO_API int64_t popgeo_update_bytes(const void* const* arrays, void* const* copies, const int64_t* sizes,
                                        int64_t count) {
   int64_t changed = 0;

@@ -17,7 +17,7 @@ enum Kind : int64_t { COPY, SHIFT, SEGMENT, POINTER, MASK, ROW_POINTER };
 // One tensor of a batch; popgeo/data/compiled_fill.py writes these fields in this order.
 struct Slot {
   int64_t kind;
-  int64_t axis;             // which row pointer counts its rows
+  int64_t axis;             // number of the row pointer that counts its rows
   int64_t num_slots;        // rows of a batch, padding included
   int64_t fixed_rows;       // every graph has equally many rows, padding or not
   int64_t outer;            // elements before the dimension of rows
@@ -35,12 +35,12 @@ struct Slot {
   int64_t end_axis[2];      // node axes at both ends of an edge
   int64_t end_slots[2];
   const int64_t* row_ends;  // see FlatStore.row_ends
-  int64_t checked;          // whether indices must be below their graph's increment: who wrote them is not known
+  int64_t checked;          // whether to check that indices are below their graph's increment
 };
 
 constexpr int64_t kAhead = 4;          // graphs to fetch ahead of the copy
 constexpr int64_t kLine = 64;          // bytes of a cache line
-constexpr int64_t kMostAhead = 1024;  // bytes of one graph to fetch ahead; the hardware follows from there
+constexpr int64_t kMostAhead = 1024;  // bytes of one graph to fetch ahead; the hardware prefetches the rest
 
 // The graphs of one batch along one axis, and the first few of the next batch, to fetch their rows in time.
 struct Rows {
@@ -49,7 +49,7 @@ struct Rows {
   int64_t num_real = 0;
   int64_t used = 0;
 
-  // Asks the processor for the rows of the graph that is copied kAhead graphs from now.
+  // Prefetches the rows of the graph that is copied kAhead graphs later.
   void fetch_ahead(const char* source, int64_t g, int64_t row_bytes) const {
     const char* from = source + start[g + kAhead] * row_bytes;
     const char* stop = from + std::min((end[g + kAhead + 1] - end[g + kAhead]) * row_bytes, kMostAhead);
@@ -84,7 +84,7 @@ void copy(const Slot& slot, const Rows& rows, char* out) {
   }
 }
 
-// False where an index leads out of its graph.
+// Returns false if an index points outside its graph.
 template <typename In, typename Out>
 bool shift(const Slot& slot, const std::vector<Rows>& all, const int64_t* graphs, char* bytes) {
   const Rows& rows = all[slot.axis];
@@ -93,13 +93,13 @@ bool shift(const Slot& slot, const std::vector<Rows>& all, const int64_t* graphs
     const In* source = reinterpret_cast<const In*>(slot.source) + o * slot.source_rows * slot.inner;
     Out* to = reinterpret_cast<Out*>(bytes) + o * slot.num_slots * slot.inner;
     int64_t offset = 0;
-    uint64_t outside = 0;  // its highest bit, as a sum of sign bits: what compilers turn into vectors everywhere
+    uint64_t outside = 0;  // its highest bit is a sum of sign bits, which compilers vectorize on every processor
     for (int64_t g = 0; g < rows.num_real; ++g) {
       rows.fetch_ahead(reinterpret_cast<const char*>(source), g, slot.inner * static_cast<int64_t>(sizeof(In)));
       const int64_t count = (rows.end[g + 1] - rows.end[g]) * slot.inner;
       const In* from = source + rows.start[g] * slot.inner;
       const int64_t step = number_at(slot.increments, graphs[g] * slot.increment_width + o % slot.increment_width);
-      // Without signs, since what is outside may be any number: sums of others are the same.
+      // Unsigned, because an index outside may be any number; sums of all others are the same.
       for (int64_t i = 0; i < count; ++i)
         to[i] = static_cast<Out>(uint64_t(int64_t(number_at(from, i))) + uint64_t(offset));
       if (slot.checked)
@@ -178,14 +178,14 @@ bool write_index(const Slot& slot, const std::vector<Rows>& rows, const int64_t*
   return true;
 }
 
-// A null row pointer stands for one row per graph. `num_known` graphs follow `graphs`, those of this batch first.
+// A null row pointer means one row per graph. `graphs` holds `num_known` graphs, those of this batch first.
 void find_rows(const int64_t* row_pointer, const int64_t* graphs, int64_t num_real, int64_t num_known, Rows& rows) {
   rows.num_real = num_real;
   rows.start.resize(num_real + kAhead);
   rows.end.resize(num_real + kAhead + 1);
   rows.end[0] = 0;
   for (int64_t g = 0; g < num_real + kAhead; ++g) {
-    if (g >= num_known) {  // behind the last graph there is nothing to fetch
+    if (g >= num_known) {  // there is nothing to fetch after the last graph
       rows.start[g] = 0;
       rows.end[g + 1] = rows.end[g];
       continue;
@@ -197,7 +197,7 @@ void find_rows(const int64_t* row_pointer, const int64_t* graphs, int64_t num_re
   rows.used = rows.end[num_real];
 }
 
-// Whether the graphs of a batch fit the slot, so that nothing is written behind it.
+// Checks that the graphs of a batch fit the slot, so that no write is outside it.
 bool fits(const Slot& slot, const std::vector<Rows>& rows, int64_t num_graphs) {
   const Rows& own = rows[slot.axis];
   if (own.used > slot.num_slots || own.num_real > num_graphs) return false;
@@ -206,8 +206,8 @@ bool fits(const Slot& slot, const std::vector<Rows>& rows, int64_t num_graphs) {
 
 }  // namespace
 
-// Returns 0, or 1 where memory for a few row numbers was not to be had, or 2 at a batch whose graphs do not fit, or 3 at an index that leads
-// out of its graph.
+// Returns 0; or 1 if there is no memory for row numbers, 2 if the graphs of a batch do not fit, or 3 if an index points
+// outside its graph.
 extern "C" __attribute__((visibility("default"))) int popgeo_collate(
     const int64_t* graphs, const int64_t* batch_ptr, int64_t num_batches, const int64_t* const* row_pointers,
     int64_t num_axes, const Slot* slots, int64_t num_slots, int64_t num_graphs) {
@@ -217,7 +217,7 @@ extern "C" __attribute__((visibility("default"))) int popgeo_collate(
       const int64_t* members = graphs + batch_ptr[b];
       const int64_t num_real = batch_ptr[b + 1] - batch_ptr[b];
       const int64_t num_known = batch_ptr[num_batches] - batch_ptr[b];
-      // The row pointers of random graphs are cache misses: those of the next batch are fetched during this one.
+      // The row pointers of random graphs are cache misses, so those of the next batch are fetched during this batch.
       const int64_t next_end = std::min(2 * num_real + kAhead, num_known);
       for (int64_t axis = 0; axis < num_axes; ++axis) {
         find_rows(row_pointers[axis], members, num_real, num_known, rows[axis]);

@@ -7,7 +7,7 @@
 namespace popgeo {
 namespace POPGEO_ISA {
 
-constexpr int64_t STREAM_BYTES = 3 << 20;  // results above it, written in any order, bypass the caches
+constexpr int64_t STREAM_BYTES = 3 << 20;  // larger results, written in any order, bypass the caches
 
 template <class T, class C>
 inline void cfconv_block(const Plan& plan, int64_t row, const T* x, const T* w, const int64_t* src, T* out,
@@ -57,7 +57,7 @@ void cfconv(const Plan& plan, const T* x, const T* w, const int64_t* src, T* out
   });
 }
 
-// Writes a row past the caches, in vectors where a line of memory is whole and number by number at both ends.
+// Writes a row past the caches: whole lines of memory as vectors, both ends number by number.
 template <class T>
 inline void stream_product(T* to, const T* one, const T* two, int64_t channels) {
   constexpr int64_t line = 64 / sizeof(T), lanes = Vector<T>::lanes;

@@ -1,4 +1,4 @@
-// The C functions that let the caller's thread, and those that work for it, take denormal numbers for zeros.
+// The C function by which the caller's thread, and the threads of its parallel regions, treat denormal numbers as zeros.
 #include "denormals.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -6,8 +6,8 @@
 using popgeo::POPGEO_ISA::denormals;
 using popgeo::POPGEO_ISA::set_denormals;
 
-// Gives a setting, -1 for flushed, to the calling thread and to those of its parallel regions of so many threads. Returns
-// the setting that the caller had.
+// Gives a setting, -1 for flushed, to the calling thread and to the threads of its parallel regions. Returns the caller's
+// setting from before.
 EXPORT int64_t popgeo_set_denormals(int64_t setting, [[maybe_unused]] int64_t num_threads) {
   const uint64_t before = denormals();
   const uint64_t bits = uint64_t(setting) & popgeo::POPGEO_ISA::FLUSHED;

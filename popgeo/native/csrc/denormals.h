@@ -1,7 +1,7 @@
-// Whether a thread's arithmetic takes denormal numbers for zeros, which saves processors up to a hundred times the work.
+// The setting by which a thread treats denormal numbers as zeros, which saves processors up to a hundred times the work.
 //
-// Each thread has its own setting, and takes that of the thread that starts it only once, when it is started. So a
-// parallel region that computes gives its threads the caller's: the same bits whoever works, and the same speed.
+// Each thread has its own setting, which it copies from the thread that starts it. A later change does not reach it. So
+// each parallel region gives the caller's setting to its threads: all numbers of threads give the same bits and speed.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 namespace popgeo {
 namespace POPGEO_ISA {
 
-// The bits that decide it, as the processor's control register holds them: results flushed, operands taken for zeros.
+// The bits of the setting in the processor's control register: flush results, and treat operands as zeros.
 #if defined(__SSE2__)
 constexpr uint64_t FLUSHED = 0x8040;  // FTZ and DAZ of MXCSR
 inline uint64_t control() { return _mm_getcsr(); }
@@ -43,7 +43,7 @@ inline void set_denormals(uint64_t bits) {
   if ((now & FLUSHED) != bits) set_control((now & ~FLUSHED) | bits);
 }
 
-// Lets a thread treat denormal numbers as another one does, as long as it lives.
+// Gives a thread the setting of another thread as long as the object exists.
 class Denormals {
  public:
   explicit Denormals(uint64_t bits) : before_(denormals()) { set_denormals(bits); }

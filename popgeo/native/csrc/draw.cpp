@@ -18,7 +18,7 @@ enum Status : int64_t { OK = 0, NO_MEMORY = 1 };
 
 constexpr int64_t kAhead = 16;  // rows fetched before they are needed
 constexpr int64_t kRowsPerThread = 256;
-constexpr int64_t kFew = 64;  // so many chosen places are searched one by one
+constexpr int64_t kFew = 64;  // up to this number chosen places are searched one by one
 
 // ---- drawing edges: draw.py ----------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ int64_t count(const Draw& a, int64_t i) {
   return a.replace ? a.number : std::min(degree, a.number);
 }
 
-// Memory that one thread works in.
+// The working memory of one thread.
 struct Workspace {
   std::vector<uint64_t> taken;                        // a bit for each place of a row
   std::vector<std::pair<double, int64_t>> waits;      // and the place
@@ -130,7 +130,7 @@ void choose(const Draw& a, int64_t i, Workspace& work) {
   }
 }
 
-// Rows are shared out in blocks; what a row draws depends on its number alone, so it does not matter who does it.
+// Threads share blocks of rows. The draws of a row depend on its number alone, so any thread may make them.
 template <typename Index, typename Each>
 bool each_row(const Draw& a, Each each) {
   const Index* rowptr = static_cast<const Index*>(a.rowptr);
@@ -163,7 +163,7 @@ int64_t count_edges(const Draw& a) {
 
 }  // namespace
 
-// Writes where the edges of each row start; returns how many there are.
+// Writes the start of each row's edges; returns the number of edges.
 POPGEO_API int64_t popgeo_count_edges(const Draw* a) {
   return a->index_bytes == 4 ? count_edges<int32_t>(*a) : count_edges<int64_t>(*a);
 }

@@ -1,6 +1,6 @@
 // Shifted softplus, forward and backward, in one pass each. Every step is a single rounding, so that all instruction sets
 // with fused multiply-adds give the same bits.
-// The file is compiled once per instruction set (see setup.py); run_filter.cpp picks among them.
+// The file is compiled once per instruction set (see setup.py); run_filter.cpp chooses.
 #include "denormals.h"
 #include "vectors.h"
 
@@ -11,7 +11,7 @@ constexpr float LEAST_EXPONENT = -60.0f;  // as popgeo/ops/exp_or_zero.py
 
 // e^x for x <= 0, relative error below 2e-7; 0 below -60, so that neither it nor a gradient times it is denormal.
 inline floats exp_of_negative(floats x) {
-  // Adding 1.5 * 2^23 rounds to the nearest integer, which then stands in the low bits.
+  // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
   const floats round = splat(12582912.0f);
   const floats clamped = x < LEAST_EXPONENT ? splat(LEAST_EXPONENT) : x;
   const floats shifted = fma(clamped, splat(1.44269504088896341f), round);
@@ -24,13 +24,13 @@ inline floats exp_of_negative(floats x) {
       fma(fma(r, splat(1.0f / 5040), splat(1.0f / 720)), r2, fma(r, splat(1.0f / 120), splat(1.0f / 24)));
   const floats low = fma(fma(r, splat(1.0f / 6), splat(0.5f)), r2, r + 1.0f);
   const floats p = fma(high, r2 * r2, low);
-  // 2^n: the magic number's own bits fall off at the top.
+  // 2^n: the shift removes the bits of 1.5 * 2^23.
   const floats scale = bit_cast<floats>((bit_cast<words>(shifted) << 23) + 0x3f800000u);
   return x <= LEAST_EXPONENT ? floats{} : p * scale;
 }
 
-// ln((1 + t) / 2) for 0 <= t <= 1, relative error below 2e-7; exactly 0 at 1. The polynomial of ln(1 + u / 2) / u, since a
-// division takes as long as all of it.
+// ln((1 + t) / 2) for 0 <= t <= 1, relative error below 2e-7; exactly 0 at 1. By the polynomial of ln(1 + u / 2) / u,
+// because a division would take as long as the whole polynomial.
 inline floats log_of_mean_with_one(floats t) {
   const floats u = t - 1.0f, u2 = u * u, u4 = u2 * u2;
   const floats a = fma(u, splat(-0.125000298f), splat(0.5f));
@@ -41,7 +41,7 @@ inline floats log_of_mean_with_one(floats t) {
   return u * fma(u4, fma(u4, e, fma(u2, d, c)), fma(u2, b, a));
 }
 
-// 1 / y for 1 <= y <= 2: a parabola that is right to 1 %, then two of Newton's steps.
+// 1 / y for 1 <= y <= 2: a parabola with an error of 1 %, then two Newton steps.
 inline floats reciprocal(floats y) {
   const floats one = splat(1.0f);
   floats r = fma(fma(y, splat(0.323232323f), splat(-1.4545455f)), y, splat(2.12121201f));
@@ -60,9 +60,9 @@ inline Activated activate(floats x) {
   return {(x > 0.0f ? x : floats{}) + log_of_mean_with_one(t), x < 0.0f ? t * whole : whole};
 }
 
-constexpr int64_t PART = 1 << 16;  // of the elements, for one thread
+constexpr int64_t PART = 1 << 16;  // elements per part; one thread takes a part
 
-// to[i] = of(a[i], b[i]), a vector at a time; the last ones in a vector that is filled up with zeros.
+// Computes to[i] = of(a[i], b[i]) vector by vector; zeros fill the last vector.
 template <class Of>
 inline void map_part(const float* a, const float* b, float* to, int64_t size, Of of) {
   int64_t i = 0;

@@ -1,5 +1,5 @@
 // The C functions of gather and scatter: they check indices, make plans, and call the kernels of the newest instruction set
-// that the processor has. No function allocates except for a plan and for inputs at odd addresses, none throws.
+// that the processor has. Functions allocate memory only for plans and for inputs at odd addresses; none throws.
 #include <cstdlib>
 #include <cstring>
 
@@ -30,7 +30,7 @@ inline int64_t newest_isa() {
     return V4;
 #endif
 #ifdef POPGEO_HAS_V3
-  // With AVX2 comes F16C, for which not every Clang has a name.
+  // Processors with AVX2 have F16C too; some versions of Clang have no name for it.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return V3;
 #endif
   return BASELINE;
@@ -38,7 +38,7 @@ inline int64_t newest_isa() {
 
 int64_t chosen_isa = newest_isa();
 
-// A row narrower than the vectors of one instruction set is left to the next older one.
+// Rows that are narrower than the vectors of an instruction set use the next older instruction set.
 inline const Kernels& kernels([[maybe_unused]] int64_t channels) {
 #ifdef POPGEO_HAS_V4
   if (chosen_isa == V4 && channels >= 16) return v4::kernels;
@@ -49,16 +49,16 @@ inline const Kernels& kernels([[maybe_unused]] int64_t channels) {
   return POPGEO_ISA::kernels;
 }
 
-// The sign bit of a number is set, or that of the limit minus one minus it, where it is not in [0, limit): sums of sign
-// bits are what compilers turn into vectors on every processor.
+// If a number is outside [0, limit), the sign bit of the number, or of limit - 1 - number, is set. Compilers vectorize
+// sums of sign bits on every processor.
 inline bool all_below(const int64_t* values, int64_t count, int64_t limit) {
   uint64_t outside = 0;
   for (int64_t i = 0; i < count; ++i) outside |= uint64_t(values[i]) | (uint64_t(limit) - 1 - uint64_t(values[i]));
   return int64_t(outside) >= 0;
 }
 
-// Whether rowptr climbs within the edges and perm names only edges: all that keeps the kernels within their arrays. A
-// kernel that writes one row per edge also needs every edge to be met.
+// Checks that rowptr climbs within the edges and perm names only edges, so that kernels stay within their arrays. A
+// kernel that writes one row per edge also needs every edge to occur.
 inline bool is_safe(const Plan& plan, bool meets_all) {
   const auto* rowptr = reinterpret_cast<const uint32_t*>(plan.rowptr);
   const auto* perm = reinterpret_cast<const uint32_t*>(plan.perm);
@@ -73,7 +73,7 @@ inline bool is_safe(const Plan& plan, bool meets_all) {
 
 enum Order : int64_t { UNSORTED = 0, SORTED = 1, OUTSIDE = 2, NO_ORDER = 3 };
 
-// A stable counting sort of the edges by row. An index that is sorted needs no order: perm is then left untouched.
+// Sorts the edges by row, by a stable counting sort. For a sorted index perm stays unchanged.
 inline Order sort(const int64_t* index, int64_t num_edges, int64_t num_rows, int32_t* rowptr, int32_t* perm) {
   if (!all_below(index, num_edges, num_rows)) return OUTSIDE;
   memset(rowptr, 0, sizeof(int32_t) * size_t(num_rows + 1));
@@ -93,12 +93,12 @@ inline Order sort(const int64_t* index, int64_t num_edges, int64_t num_rows, int
     before += count;
   }
   for (int64_t e = 0; e < num_edges; ++e) perm[rowptr[index[e]]++] = int32_t(e);
-  memmove(rowptr + 1, rowptr, sizeof(int32_t) * size_t(num_rows));  // each start had become the next one
+  memmove(rowptr + 1, rowptr, sizeof(int32_t) * size_t(num_rows));  // rowptr[i] is the start of row i + 1 here
   rowptr[0] = 0;
   return UNSORTED;
 }
 
-// Runs body on the plan that was passed, once it is known to be safe, or else on one made here from the index.
+// Runs body on the given plan after the check that it is safe; without a plan, on a new plan of the index.
 template <class Body>
 inline int64_t with_plan(const int64_t* index, Plan plan, Body body, bool meets_all = false) {
   if (plan.rowptr) {
@@ -130,14 +130,14 @@ static int64_t size_of(int64_t dtype) {
   return sizes[dtype];
 }
 
-// Which instruction set the kernels use: 0 baseline, 1 x86-64-v3 (AVX2), 2 x86-64-v4 (AVX-512). A number that is not there chooses the newest.
+// Chooses the instruction set of the kernels: 0 baseline, 1 x86-64-v3 (AVX2), 2 x86-64-v4 (AVX-512), others the newest.
 EXPORT int64_t popgeo_choose_isa(int64_t isa) {
   const int64_t newest = popgeo::newest_isa();
   popgeo::chosen_isa = isa >= 0 && isa < newest ? isa : newest;
   return popgeo::chosen_isa;
 }
 
-// Returns Order. Where the index is sorted, perm is left untouched.
+// Returns Order. For a sorted index perm stays unchanged.
 EXPORT int64_t popgeo_plan(const int64_t* index, int64_t num_edges, int64_t num_rows, int32_t* rowptr, int32_t* perm) {
   Aligned aligned;
   index = aligned(index, num_edges);
@@ -145,7 +145,7 @@ EXPORT int64_t popgeo_plan(const int64_t* index, int64_t num_edges, int64_t num_
   return popgeo::sort(index, num_edges, num_rows, rowptr, perm);
 }
 
-// Pointers as a plan holds them; returns whether they climb within the edges.
+// Converts pointers to those of a plan; returns whether they climb within the edges.
 EXPORT int64_t popgeo_rowptr(const int64_t* indptr, int64_t num_edges, int64_t num_rows, int32_t* rowptr) {
   const auto at = [indptr](int64_t row) { return popgeo::number_at(indptr, row); };
   bool climbs = at(0) >= 0 && at(num_rows) <= num_edges;
@@ -161,8 +161,8 @@ EXPORT void popgeo_tile_starts(const int32_t* rowptr, int64_t num_edges, int64_t
   for (int64_t tile = 0; tile <= num_tiles; ++tile) starts[tile] = popgeo::tile_start(plan, tile, num_tiles);
 }
 
-// What is called most takes its arguments in one piece, because ctypes takes longer to pass fourteen of them than a small
-// kernel takes to run. Python packs each structure as so many numbers of 64 bits.
+// The functions with the most calls take their arguments as one structure, because ctypes takes longer to pass fourteen
+// arguments than a small kernel takes to run. Python packs each structure as numbers of 64 bits.
 static_assert(sizeof(void*) == 8, "pointers are packed as numbers of 64 bits");
 
 struct SumCall {
@@ -175,8 +175,8 @@ struct SumCall {
   int64_t num_edges, num_rows, channels, num_tiles, num_threads;
 };
 
-// Whether a sum goes edge by edge or row by row, which give the same bits: what benchmarks/scatter_gather.py found to be
-// faster. Rows win where they are wide, so that holding one in registers saves most, and where the edges are in order.
+// Chooses between sums edge by edge and row by row, which give the same bits, as benchmarks/scatter_gather.py measured.
+// Row by row is faster for wide rows, which stay in registers, and for edges in the order of the rows.
 static bool goes_by_edge(int64_t dtype, const Plan& plan, int64_t channels) {
   const bool is_half = dtype == 2 || dtype == 3;  // summed in float32 and rounded once, so row by row
   if (is_half || plan.num_tiles > 0 || popgeo::is_parallel(plan, channels)) return false;
@@ -185,8 +185,8 @@ static bool goes_by_edge(int64_t dtype, const Plan& plan, int64_t channels) {
   return channels <= 64 || plan.num_edges < 4 * plan.num_rows;
 }
 
-// An extreme that goes edge by edge keeps where each entry came from in memory, not in registers, so it wins where the
-// rows are in no order and that memory is in the cache, or few edges arrive at a row.
+// Extremes edge by edge keep the edge of each entry in memory instead of registers. This is faster if the rows are in no
+// order and the memory stays in the cache, or if rows have few edges.
 static bool extremum_goes_by_edge(int64_t dtype, const Plan& plan, int64_t channels) {
   const bool is_half = dtype == 2 || dtype == 3;
   if (is_half || plan.num_tiles > 0 || popgeo::is_parallel(plan, channels)) return false;
@@ -214,7 +214,7 @@ EXPORT int64_t popgeo_scatter_sum(const SumCall* packed) {
   });
 }
 
-// Products, of what is not of half precision, edge by edge.
+// Computes products edge by edge, for all types but half precision.
 EXPORT int64_t popgeo_scatter_mul(const SumCall* packed) {
   SumCall call = *packed;
   Aligned aligned;
@@ -227,7 +227,6 @@ EXPORT int64_t popgeo_scatter_mul(const SumCall* packed) {
   return popgeo::OK;
 }
 
-// `arg` may be left out; then IN_DOUBT asks to be called with it, as where nothing but the worst number arrives.
 EXPORT int64_t popgeo_scatter_extremum(int64_t largest, int64_t dtype, const void* src, const int64_t* index,
                                        const int32_t* rowptr, const int32_t* perm, void* out, int64_t* arg,
                                        int64_t num_edges, int64_t num_rows, int64_t channels, int64_t num_tiles,
@@ -246,15 +245,12 @@ EXPORT int64_t popgeo_scatter_extremum(int64_t largest, int64_t dtype, const voi
     });
   if (!popgeo::all_below(index, num_edges, num_rows)) return popgeo::BAD_INPUT;
   const int64_t size = num_rows * channels;
-  void* memory = malloc(arg ? sizeof(int32_t) * size_t(size + 1) : size_t(num_rows + 1));
-  if (!memory) return popgeo::NO_MEMORY;
-  auto* from = arg ? static_cast<int32_t*>(memory) : nullptr;
-  const bool in_doubt = kernels.extremum_by_edge(largest != 0, dtype, index, num_edges, num_rows, src, out, from,
-                                                 static_cast<uint8_t*>(memory), channels);
-  if (arg)
-    for (int64_t i = 0; i < size; ++i) arg[i] = from[i];
-  free(memory);
-  return in_doubt ? popgeo::IN_DOUBT : popgeo::OK;
+  auto* from = static_cast<int32_t*>(malloc(sizeof(int32_t) * size_t(size + 1)));
+  if (!from) return popgeo::NO_MEMORY;
+  kernels.extremum_by_edge(largest != 0, dtype, index, num_edges, num_rows, src, out, from, channels);
+  for (int64_t i = 0; i < size; ++i) arg[i] = from[i];
+  free(from);
+  return popgeo::OK;
 }
 
 struct CfconvCall {

@@ -1,12 +1,12 @@
 // Interactions of SchNet's kind (arXiv:1706.08566), and PaiNN's of scalars and vectors (arXiv:2102.03150), with both
 // backward passes, each in one pass over the edges.
 //
-// A pass takes some lines of channels at a time and visits the edges in the plan's order: blocks whose nodes stay in cache,
-// and within a block by distance, so that the window of the grid moves by one row at a time. Each edge interpolates its
-// filter where it is needed; nothing that grows with edges and channels is written. Lines of channels are what threads
-// share out, so that no order, and no bit, depends on their number or on the width of vectors.
+// A pass takes some lines of channels and visits the edges in the plan's order: by blocks with nodes that stay in the cache,
+// and within a block by distance, so that the window of the grid moves row by row. Each edge interpolates its filter when
+// it needs it; no memory grows with edges times channels. Threads share lines of channels, so that no order, and no bit,
+// depends on the number of threads or on the width of vectors.
 //
-// The file is compiled once per instruction set (see setup.py); interaction_plan.cpp picks among them.
+// The file is compiled once per instruction set (see setup.py); interaction_plan.cpp chooses.
 #include "denormals.h"
 #include "interaction_table.h"
 
@@ -19,16 +19,16 @@ const InteractionKernels interaction_kernels = {nullptr, nullptr};
 
 #else
 
-constexpr int64_t PARALLEL_EDGES = 256;  // up to this number a parallel region costs more than it saves
+constexpr int64_t PARALLEL_EDGES = 256;  // for fewer edges a parallel region costs more than it saves
 constexpr int64_t RUN = 16;              // edges of one window whose gradients are added to the table together
 
-// An edge as it is listed, or the other way around, with its direction turned.
+// An edge as it is listed, or its reverse with the negative direction.
 struct Ends {
   int64_t source, receiver;
   int sign;
 };
 
-// Some lines of channels of an interaction: rows are offset to them.
+// Some lines of channels of an interaction; row pointers begin at these lines.
 template <class Kind, class T>
 struct LinesPass {
   const Shared<T>& shared;
@@ -84,7 +84,7 @@ struct LinesPass {
     }
   }
 
-  // What one edge adds in the backward pass. `to_values` becomes the gradient of its filter.
+  // Adds one edge's part in the backward pass. `to_values` becomes the gradient of its filter.
   POPGEO_INLINE void go_back(int64_t position, Line<T>* to_values) const {
     const int64_t edge = edges[position];
     Line<T> values[Kind::FILTERS], slopes[Kind::FILTERS], by_axis[AXES];
@@ -107,8 +107,8 @@ struct LinesPass {
     put_by_axis(position, by_axis);
   }
 
-  // The same in the second backward pass: the gradient of <along_x, grad_x> + <along_r, grad_r> + <along_direction,
-  // grad_direction>. `to_slopes` becomes the gradient of the filter's slope.
+  // Adds one edge's part in the second backward pass: the gradient of <along_x, grad_x> + <along_r, grad_r> +
+  // <along_direction, grad_direction>. `to_slopes` becomes the gradient of the filter's slope.
   POPGEO_INLINE void go_back_again(int64_t position, Line<T>* to_values, Line<T>* to_slopes) const {
     const int64_t edge = edges[position];
     const bool has_r = call.along_r, has_axes = Kind::HAS_DIRECTION && call.along_direction;
@@ -223,7 +223,7 @@ inline void run_lines(const Shared<T>& shared, int64_t line) {
     pass.forward();
 }
 
-// Prepares what every line reads, in the threads of a parallel region.
+// Prepares the tables and copies that every line reads, in the threads of a parallel region.
 template <class T>
 inline void prepare(const Shared<T>& shared) {
   const InteractionCall& call = shared.call;
@@ -259,7 +259,7 @@ inline void prepare(const Shared<T>& shared) {
     shared.differentiate_point(point, shared.exact_slopes, shared.exact_bends, shared.bends);
 }
 
-// Writes the results that lines of channels have made parts of, or that are not padded.
+// Writes the results: sums over lines of channels, and rows without padding.
 template <class T>
 inline void finish(const Shared<T>& shared) {
   const InteractionCall& call = shared.call;

@@ -1,6 +1,6 @@
-// One interaction of SchNet's or PaiNN's kind over all edges: what the kernels receive, and the table of them that each
-// instruction set has. Filters are functions of the distance, given by their values on a grid; an edge interpolates them
-// between POINTS of these.
+// One interaction of SchNet or PaiNN over all edges: the arguments of the kernels, and the table of kernels that each
+// instruction set has. Filters are functions of the distance, given by their values on a grid; an edge interpolates
+// between POINTS values.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace popgeo {
 
-constexpr int64_t POINTS = 8;    // that a filter is interpolated between: a polynomial of degree 7
-constexpr int64_t STENCIL = 11;  // points of the grid that a slope at one of them is made of
+constexpr int64_t POINTS = 8;    // points for the interpolation of a filter, by a polynomial of degree 7
+constexpr int64_t STENCIL = 11;  // points for the slope at one point
 constexpr int64_t MAX_POINTS = 1 << 16;
 
-// Python packs it as numbers of 64 bits (popgeo/ops/interaction_call.py). Features, sums, distances and directions are of
-// one type, float or double; the table may be double while they are float.
+// Python packs it as numbers of 64 bits (popgeo/ops/interaction_call.py). Features, sums, distances and directions have
+// one type, float or double; with float the table may still be double.
 struct InteractionCall {
   const int32_t* plan;
   const void* weights;                             // of the points, for each position of the plan [num_edges, POINTS]
@@ -24,7 +24,7 @@ struct InteractionCall {
   const void* x;                                   // features of the sources
   const void* direction;                           // from receiver to source, or null [num_edges, 3]
   const void* grad;                                // of the sums, in both backward passes
-  const void *along_x, *along_r, *along_direction;  // in the second one: of the shapes of what they go along; or null
+  const void *along_x, *along_r, *along_direction;  // gradients of grad_x, grad_r, ... in the second pass; or null
   void* out;                                       // the sums, or the gradient of x; or null
   void *grad_table, *grad_r, *grad_direction;      // or null
   void* grad_grad;                                 // in the second backward pass, or null
@@ -34,10 +34,10 @@ struct InteractionCall {
   double spacing;  // of the grid
 };
 
-constexpr int64_t BLOCK_EDGES = 2048;  // whose nodes stay in cache while they are visited in order of distance
+constexpr int64_t BLOCK_EDGES = 2048;  // edges of a block; their nodes stay in the cache
 
-// Where the parts of a plan are in its one tensor of int32. Positions count the edges within the cutoff, block by block;
-// within a block they ascend by the window of points that they are interpolated between.
+// The places of a plan's parts in its tensor of int32. Positions count the edges within the cutoff, block by block; within
+// a block they ascend by their window of points.
 struct InteractionPlan {
   int64_t num_edges, num_points;
   static constexpr int64_t HEADER = 5;

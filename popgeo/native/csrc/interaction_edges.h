@@ -1,18 +1,18 @@
-// What an edge adds to sums: messages on the way there, gradients on the way back, for one line of channels.
+// The parts that an edge adds to sums: messages in the forward pass, gradients in the backward passes, line by line.
 // Included by interaction.cpp.
 #pragma once
 
 #include "interaction.h"
 #include "vectors.h"
 
-// So that lines of channels stay in registers from one function to the next.
+// Inlined, so that lines of channels stay in registers between functions.
 #define POPGEO_INLINE inline __attribute__((always_inline))
 
 #ifdef POPGEO_HAS_FMA
 namespace popgeo {
 namespace POPGEO_ISA {
 
-constexpr int64_t LINE = 16;  // channels that are worked on together, whatever the vectors of a processor hold
+constexpr int64_t LINE = 16;  // channels of a line, for any width of the processor's vectors
 constexpr int AXES = 3;
 
 template <class T>
@@ -62,7 +62,7 @@ POPGEO_INLINE void add_product(T* to, const Line<T>& a, const Line<T>& b) {
   store_line(to, fma(a, b, load_line(to)));
 }
 
-// Halves of the lanes are added, then halves of these: one order for every instruction set.
+// Adds the halves of the lanes, then the halves of the result, and so on: one order for every instruction set.
 template <class T>
 POPGEO_INLINE T sum_of(const Line<T>& line) {
   T lanes[LINE], pairs[LINE / 2], fours[LINE / 4];

@@ -1,5 +1,5 @@
 // The C functions of an interaction: they check their arguments, sort the edges by distance, and call the kernels of the
-// newest instruction set that the processor has. None allocates, none throws. The inputs of a plan may be at any address.
+// newest instruction set of the processor. None allocates memory or throws. The inputs of a plan may be at any address.
 #include <cstring>
 
 #include "aligned.h"
@@ -22,7 +22,7 @@ extern const InteractionKernels interaction_kernels;
 }
 #endif
 
-// The kernels for this processor; those without fused multiply-adds are null, since no other arithmetic has their bits.
+// The kernels for this processor; null without fused multiply-adds, because other arithmetic gives different bits.
 inline const InteractionKernels& interaction_kernels() {
 #ifdef POPGEO_HAS_V4
   if (chosen_isa == 2) return v4::interaction_kernels;
@@ -84,9 +84,9 @@ inline void make_plan(const InteractionPlanCall& call) {
   T* weights = static_cast<T*>(call.weights);
   const double per_unit = double(call.num_points - 1) / call.cutoff;
   const int64_t last = parts.num_windows() - 1;
-  const T end = T(call.cutoff);  // as distances of absent edges are rounded, which are the cutoff
+  const T end = T(call.cutoff);  // rounded like the distances of absent edges, which are the cutoff
   const auto window_of = [&](double place) -> int64_t {
-    if (!(place >= 0)) return 0;  // NaN, too
+    if (!(place >= 0)) return 0;  // also for NaN
     const int64_t window = (place < double(call.num_points) ? int64_t(place) : call.num_points) - (POINTS / 2 - 1);
     return window < 0 ? 0 : window < last ? window : last;
   };
@@ -122,7 +122,7 @@ inline void make_plan(const InteractionPlanCall& call) {
   plan[4] = int32_t(call.num_points);
 }
 
-// Whether a plan names only edges, nodes and points that exist: all that keeps the kernels within their arrays.
+// Checks that a plan names only existing edges, nodes and points, so that kernels stay within their arrays.
 inline bool is_safe(const InteractionCall& call) {
   const InteractionPlan parts{call.num_edges, call.num_points};
   const int32_t *plan = call.plan, count = plan[0];
@@ -136,7 +136,7 @@ inline bool is_safe(const InteractionCall& call) {
 
 }  // namespace popgeo
 
-// Whether this processor has kernels for interactions.
+// Returns whether this processor has kernels for interactions.
 EXPORT int64_t popgeo_interaction_is_served() { return popgeo::interaction_kernels().run != nullptr; }
 
 EXPORT int64_t popgeo_interaction_plan(const popgeo::InteractionPlanCall* packed) {
@@ -148,12 +148,12 @@ EXPORT int64_t popgeo_interaction_plan(const popgeo::InteractionPlanCall* packed
   return 0;
 }
 
-// Bytes of the workspace that a call needs, in any of its passes.
+// Returns the bytes of a call's workspace, for any pass.
 EXPORT int64_t popgeo_interaction_workspace(const popgeo::InteractionCall* packed) {
   return popgeo::interaction_kernels().workspace(*packed);
 }
 
-// Runs one pass of a call; 1 if its plan is of other edges or was changed.
+// Runs one pass of a call; returns 1 if its plan belongs to different edges or was changed.
 EXPORT int64_t popgeo_interaction(const popgeo::InteractionCall* packed) {
   if (!popgeo::is_safe(*packed)) return 1;
   popgeo::interaction_kernels().run(*packed);

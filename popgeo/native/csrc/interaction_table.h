@@ -1,8 +1,8 @@
-// What all passes of an interaction share: rows that are padded to whole lines, and the table of filters with its slopes
-// at the points of the grid. Included by interaction.cpp.
+// The memory that all passes of an interaction share: rows that are padded to whole lines, and the table of filters with
+// its slopes at the points of the grid. Included by interaction.cpp.
 //
-// A slope at a point is that of the polynomial through STENCIL points around it, computed in double; between points it is
-// interpolated as the filters are. So the slope of float32 filters is rounded once, not divided by the spacing afterwards.
+// A slope at a point is the slope of the polynomial through the STENCIL points around it, computed in double. Between
+// points it is interpolated like the filters. So the slope of float32 filters is rounded once, after the division.
 #pragma once
 
 #include "interaction_edges.h"
@@ -62,7 +62,7 @@ struct Shared {
     num_lines = section / LINE;
     const int64_t table = call.num_points * row;
     take(x, call.num_sources * x_row);
-    // Not by what is null: the size is asked for before there are results.
+    // Not by null pointers, because the size is needed before there are results.
     const int64_t to_x = call.num_sources * x_row, to_grad = call.num_rows * grad_row;
     take(grad, to_grad);
     take(along_x, call.is_second ? to_x : 0);
@@ -76,10 +76,10 @@ struct Shared {
     for (int64_t at = 0; at < STENCIL; ++at) differentiate(at, derivative[at]);
   }
 
-  // Numbers of a row of sections: an odd number of lines, so that a column of rows does not crowd one part of a cache.
+  // The length of a row of sections: an odd number of lines, so that a column of rows spreads over the whole cache.
   int64_t spread(int64_t sections) const { return (sections * section / LINE | 1) * LINE; }
 
-  // The next `count` numbers of the workspace, on lines of memory.
+  // Takes the next `count` numbers of the workspace, aligned to lines of memory.
   template <class Number>
   void take(Number*& to, int64_t count) {
     to = reinterpret_cast<Number*>(static_cast<char*>(call.workspace) + size);
@@ -95,7 +95,7 @@ struct Shared {
     }
   }
 
-  // Copies it back, without these zeros.
+  // Copies a row back, without the zeros.
   void trim(void* to, const T* from, int64_t node, int64_t width, int64_t sections) const {
     for (int64_t s = 0; s < sections; ++s)
       memcpy(static_cast<T*>(to) + (node * sections + s) * channels, from + node * width + s * section,
@@ -139,7 +139,7 @@ struct Shared {
   void write_gradient(int64_t column, bool has_slopes) const {
     for (int64_t s = 0; s < filter_sections; ++s) {
       const int64_t first = s * section + column, width = channels - column < LINE ? channels - column : LINE;
-      double* to = exact_values + first;  // which is not needed any more
+      double* to = exact_values + first;  // these values are no longer needed
       for (int64_t point = 0; point < call.num_points; ++point)
         for (int64_t c = 0; c < LINE; ++c) to[point * row + c] = double(grad_values[point * row + first + c]);
       for (int64_t point = 0; has_slopes && point < call.num_points; ++point) {

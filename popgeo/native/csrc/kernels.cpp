@@ -1,9 +1,9 @@
 // Sums over the edges that arrive at each row: scatter-add, its extremes, and SchNet's convolution with its gradients.
 //
-// One thread sums narrow rows edge by edge. Otherwise rows are divided over tiles: a tile walks its rows in order and the
-// edges of each row in the order of the index, holds the row in registers and writes it once: no atomics, no zero fill,
-// the same bits for any number of tiles and threads. The file is compiled once per instruction set (see setup.py);
-// gather_scatter.cpp picks among them. No function allocates, none throws.
+// One thread sums narrow rows edge by edge. Otherwise rows are divided over tiles. A tile walks its rows in order, and the
+// edges of each row in the order of the index; it keeps the row in registers and writes it once. So there are no atomics
+// and no zero fill, and any number of tiles and threads gives the same bits. The file is compiled once per instruction set
+// (see setup.py); gather_scatter.cpp chooses. No function allocates memory or throws.
 #include <cstring>
 #include <limits>
 
@@ -14,7 +14,7 @@
 namespace popgeo {
 namespace POPGEO_ISA {
 
-constexpr int64_t CLEARED_BYTES = 12 << 20;  // results as large, nearly all of them clear, bypass the caches
+constexpr int64_t CLEARED_BYTES = 12 << 20;  // larger results with mostly empty rows bypass the caches
 
 // Sum ---------------------------------------------------------------------------------------------------------------
 
@@ -70,8 +70,7 @@ inline void clear(T* out, int64_t count) {
   finish_stream();
 }
 
-// The same sums by one thread that walks the edges in their order: each row meets its own in the same order as above.
-// Or products, in that order.
+// Sums or products in one thread, in the order of the edges: each row receives its edges in the same order as above.
 template <bool PRODUCT, class T>
 void add(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src, T* out, int64_t channels) {
   constexpr int64_t lanes = Vector<T>::lanes;
@@ -95,26 +94,19 @@ void add(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src
 
 // Extremes ----------------------------------------------------------------------------------------------------------
 
-// Whether a value takes the place of the best so far: the first of equal ones stays, and a NaN never wins.
+// Checks whether a value replaces the best so far: the first of equal values stays, and a NaN replaces nothing.
 template <bool LARGEST, class V>
 inline bool wins(V value, V best, bool is_first) {
   const bool is_better = LARGEST ? value > best : value < best;
   return is_better | (is_first & (value == value));
 }
 
-// What no number is worse than: where it is left in a row that edges arrive at, positions tell what has happened.
-template <bool LARGEST, class V>
-constexpr V worst() {
-  using Limits = std::numeric_limits<V>;
-  if (Limits::has_infinity) return LARGEST ? -Limits::infinity() : Limits::infinity();
-  return LARGEST ? Limits::lowest() : Limits::max();
-}
 
-constexpr int64_t WIDTH = 32;  // channels whose extremes are held in registers
+constexpr int64_t WIDTH = 32;  // channels that stay in registers
 
-// The extremes of `width` channels of a row and the edges they came from; 0 and none where no edge wins.
+// Finds the extremes of `width` channels of a row and their edges; 0 and num_edges for a row without numbers.
 template <bool LARGEST, class T, class V>
-inline void positions(const Plan& plan, int64_t row, const T* src, V* best, int32_t* from, int64_t width, int64_t channels) {
+inline void extremum_of_row(const Plan& plan, int64_t row, const T* src, V* best, int32_t* from, int64_t width, int64_t channels) {
   const int32_t none = int32_t(plan.num_edges);
   for (int64_t c = 0; c < width; ++c) best[c] = 0, from[c] = none;
   for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p) {
@@ -129,46 +121,26 @@ inline void positions(const Plan& plan, int64_t row, const T* src, V* best, int3
   }
 }
 
-// `arg` may be left out, which takes half the time: where edges came from is then looked at only in doubt.
 template <bool LARGEST, class T>
 void extremum(const Plan& plan, const T* src, T* out, int64_t* arg, int64_t channels) {
   using V = typename Sum<T>::type;
-  const int64_t ahead = plan.perm ? edges_ahead(channels) : 0, last_edge = plan.num_edges - 1;
   for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
       for (int64_t first = 0; first < channels; first += WIDTH) {
         const int64_t width = channels - first < WIDTH ? channels - first : WIDTH;
-        const int32_t last = plan.rowptr[row + 1];
         V best[WIDTH];
         int32_t from[WIDTH];
-        bool in_doubt = arg || plan.rowptr[row] == last;
-        if (!in_doubt) {
-          for (int64_t c = 0; c < WIDTH; ++c) best[c] = worst<LARGEST, V>();
-          for (int64_t p = plan.rowptr[row]; p < last; ++p) {
-            const T* values = src + int64_t(plan.perm ? plan.perm[p] : p) * channels + first;
-            if (ahead) {
-              const T* later = src + int64_t(plan.perm[p + ahead < last_edge ? p + ahead : last_edge]) * channels + first;
-              for (int64_t c = 0; c < width; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(later + c);
-            }
-            for (int64_t c = 0; c < width; ++c) {
-              const V value = widen(values[c]);
-              best[c] = (LARGEST ? value > best[c] : value < best[c]) ? value : best[c];
-            }
-          }
-          for (int64_t c = 0; c < width; ++c) in_doubt |= best[c] == worst<LARGEST, V>();
-        }
-        if (in_doubt) positions<LARGEST>(plan, row, src + first, best, from, width, channels);
+        extremum_of_row<LARGEST>(plan, row, src + first, best, from, width, channels);
         for (int64_t c = 0; c < width; ++c) out[row * channels + first + c] = Narrow<T>::of(best[c]);
-        if (arg)
-          for (int64_t c = 0; c < width; ++c) arg[row * channels + first + c] = from[c];
+        for (int64_t c = 0; c < width; ++c) arg[row * channels + first + c] = from[c];
       }
   });
 }
 
-// The same by one thread that walks the edges in their order, which reads `src` once from its beginning to its end.
+// Finds extremes in one thread in the order of the edges, so that `src` is read once from beginning to end.
 // `from` is memory for num_rows * channels numbers.
 template <bool LARGEST, class T>
-void positions_by_edge(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src, T* out, int32_t* from,
+void extremum_by_edge(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src, T* out, int32_t* from,
                        int64_t channels) {
   const int32_t none = int32_t(num_edges);
   for (int64_t i = 0; i < num_rows * channels; ++i) out[i] = 0, from[i] = none;
@@ -184,32 +156,6 @@ void positions_by_edge(const int64_t* index, int64_t num_edges, int64_t num_rows
   }
 }
 
-// Without positions. `arrived` is memory for num_rows marks. Returns whether the result is in doubt.
-template <bool LARGEST, class T>
-bool extremum_by_edge(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src, T* out, uint8_t* arrived,
-                      int64_t channels) {
-  const int64_t ahead = edges_ahead(channels);
-  memset(arrived, 0, size_t(num_rows));
-  for (int64_t i = 0; i < num_rows * channels; ++i) out[i] = worst<LARGEST, T>();
-  for (int64_t e = 0; e < num_edges; ++e) {
-    const T* __restrict__ values = src + e * channels;
-    T* __restrict__ best = out + index[e] * channels;
-    const T* next = out + index[e + ahead < num_edges ? e + ahead : e] * channels;
-    for (int64_t c = 0; c < channels; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(next + c, 1, 3);
-    for (int64_t c = 0; c < channels; ++c)
-      best[c] = (LARGEST ? values[c] > best[c] : values[c] < best[c]) ? values[c] : best[c];
-    arrived[index[e]] = 1;
-  }
-  bool in_doubt = false;
-  for (int64_t row = 0; row < num_rows; ++row) {
-    T* best = out + row * channels;
-    if (arrived[row])
-      for (int64_t c = 0; c < channels; ++c) in_doubt |= best[c] == worst<LARGEST, T>();
-    else
-      for (int64_t c = 0; c < channels; ++c) best[c] = 0;
-  }
-  return in_doubt;
-}
 
 // Element types -----------------------------------------------------------------------------------------------------
 
@@ -263,7 +209,7 @@ const Kernels kernels = {
       }
     },
     [](int64_t dtype, const Plan& plan, const void* src, void* out, int64_t channels) {
-      // Unsigned, so that a sum too large for the type wraps, as torch's does.
+      // Unsigned, so that a sum that is too large for the type wraps, as in torch.
       for_number<uint32_t, uint64_t>(dtype, [=](auto type) {
         using T = typename decltype(type)::type;
         sum(plan, in<T>(src), to<T>(out), channels);
@@ -279,20 +225,14 @@ const Kernels kernels = {
       });
     },
     [](bool largest, int64_t dtype, const int64_t* index, int64_t num_edges, int64_t num_rows, const void* src, void* out,
-       int32_t* from, uint8_t* arrived, int64_t channels) {
-      bool in_doubt = false;
-      for_number<int32_t, int64_t>(dtype, [=, &in_doubt](auto type) {
+       int32_t* from, int64_t channels) {
+      for_number<int32_t, int64_t>(dtype, [=](auto type) {
         using T = typename decltype(type)::type;
         if constexpr (sizeof(T) >= 4) {  // halves are compared row by row
           const auto find = largest ? extremum_by_edge<true, T> : extremum_by_edge<false, T>;
-          const auto find_positions = largest ? positions_by_edge<true, T> : positions_by_edge<false, T>;
-          if (from)
-            find_positions(index, num_edges, num_rows, in<T>(src), to<T>(out), from, channels);
-          else
-            in_doubt = find(index, num_edges, num_rows, in<T>(src), to<T>(out), arrived, channels);
+          find(index, num_edges, num_rows, in<T>(src), to<T>(out), from, channels);
         }
       });
-      return in_doubt;
     },
     [](int64_t dtype, const Plan& plan, const void* x, const void* w, const int64_t* src, void* out, int64_t channels) {
       for_float(dtype, [=](auto type) {

@@ -1,4 +1,4 @@
-// What the kernels are given, and the table of them that each instruction set has.
+// The arguments of the kernels, and the table of kernels that each instruction set has.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace popgeo {
 
-enum Status : int64_t { OK = 0, BAD_INPUT = 1, NO_MEMORY = 2, IN_DOUBT = 3 };
+enum Status : int64_t { OK = 0, BAD_INPUT = 1, NO_MEMORY = 2 };
 
-// The edges of row i are perm[rowptr[i] .. rowptr[i + 1]), or that range itself where perm is null.
+// The edges of row i are perm[rowptr[i] .. rowptr[i + 1]), or rowptr[i] .. rowptr[i + 1] if perm is null.
 struct Plan {
   const int32_t* rowptr;
   const int32_t* perm;
@@ -23,16 +23,15 @@ struct Kernels {
               int64_t channels);
   void (*sum)(int64_t dtype, const Plan&, const void* src, void* out, int64_t channels);
   void (*extremum)(bool largest, int64_t dtype, const Plan&, const void* src, void* out, int64_t* arg, int64_t channels);
-  // With `from` it finds positions, with `arrived` values alone; then it returns whether those are in doubt.
-  bool (*extremum_by_edge)(bool largest, int64_t dtype, const int64_t* index, int64_t num_edges, int64_t num_rows,
-                           const void* src, void* out, int32_t* from, uint8_t* arrived, int64_t channels);
+  void (*extremum_by_edge)(bool largest, int64_t dtype, const int64_t* index, int64_t num_edges, int64_t num_rows,
+                           const void* src, void* out, int32_t* from, int64_t channels);
   void (*cfconv)(int64_t dtype, const Plan&, const void* x, const void* w, const int64_t* src, void* out,
                  int64_t channels);
   void (*cfconv_backward)(int64_t dtype, const Plan&, const void* grad, const void* x, const void* w,
                           const int64_t* dst, void* grad_x, void* grad_w, int64_t channels);
 };
 
-// Rows of tile t start at the first row whose edges and rows before it reach t shares of all edges and rows.
+// Returns the first row of a tile: the first row with at least t shares of all edges and rows before it.
 static int64_t tile_start(const Plan& plan, int64_t tile, int64_t num_tiles) {
   if (tile == num_tiles) return plan.num_rows;
   const int64_t share = tile * (plan.num_edges + plan.num_rows) / num_tiles;
@@ -47,7 +46,7 @@ static int64_t tile_start(const Plan& plan, int64_t tile, int64_t num_tiles) {
   return low;
 }
 
-constexpr int64_t PARALLEL_ELEMENTS = 32768;  // up to as many a parallel region costs more than it saves
+constexpr int64_t PARALLEL_ELEMENTS = 32768;  // for fewer elements a parallel region costs more than it saves
 
 static inline bool is_parallel(const Plan& plan, int64_t channels) {
   return plan.num_threads > 1 && (plan.num_edges + plan.num_rows) * channels > PARALLEL_ELEMENTS;

@@ -1,4 +1,4 @@
-// Which nodes are near which, each within its own graph: the compiled twin of `define` of
+// The search for the neighbors of nodes within their graphs: the compiled twin of `_define` of
 // popgeo/ops/neighbor_search.py, equal to it bit for bit.
 #include <algorithm>
 #include <cmath>
@@ -30,7 +30,7 @@ struct Search {  // popgeo/ops/neighbor_search.py packs these fields in this ord
 };
 
 constexpr Int kByCells = 500;       // graphs of more nodes are searched by cells
-constexpr Int kParallelNodes = 4096;  // of fewer a parallel region costs more than it saves
+constexpr Int kParallelNodes = 4096;  // for fewer nodes a parallel region costs more than it saves
 
 template <typename Real>
 using Found = std::vector<std::pair<Real, Int>>;  // squared distance and number of each near node
@@ -48,7 +48,7 @@ class Cells {
           low_[d] = std::min<double>(low_[d], pos_[3 * i + d]);
           high[d] = std::max<double>(high[d], pos_[3 * i + d]);
         }
-    // A little wider than the cutoff, as what is exactly as far counts; and no more cells than nodes.
+    // A little wider than the cutoff, because pairs at exactly the cutoff count; and no more cells than nodes.
     const Int most = end - first;
     for (int d = 0; d < 3; ++d) {
       const double wanted = (high[d] - low_[d]) / (a.cutoff * 1.0001);
@@ -164,7 +164,7 @@ class Searcher {
     return sum;
   }
 
-  // The nodes near one, by their numbers.
+  // Lists the near nodes of a node, by their numbers.
   void search(Int i, Found<Real>& found) const {
     found.clear();
     if (!is_real(i)) return;
@@ -191,7 +191,7 @@ class Searcher {
     std::fill(near, near + a_.slots, 0);
     search(i, found);
     const Int graph = graph_of_[i], first = starts_[graph], size = starts_[graph + 1] - first, own = i - first;
-    if (a_.form == KNN && a_.width - 1 > a_.slots) {  // more than there are slots: the nearest, nearest first
+    if (a_.form == KNN && a_.width - 1 > a_.slots) {  // more candidates than slots: the nearest first
       if (static_cast<Int>(found.size()) > a_.slots) {
         std::nth_element(found.begin(), found.begin() + a_.slots, found.end());
         found.resize(a_.slots);
@@ -203,7 +203,7 @@ class Searcher {
     for (const auto& one : found) {
       const Int place = one.second - first;
       Int at = place - (place > own);
-      if (a_.form == PAIRS) {  // each pair once: see `define`
+      if (a_.form == PAIRS) {  // each pair once: see `_pairs` in Python
         const Int step = place > own ? place - own : place - own + size;
         if (2 * step > size || (2 * step == size && own >= step)) continue;
         at = step - 1;

@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kAhead = 16;     // table entries fetched before they are needed
 constexpr int64_t kFarAhead = 48;  // edges fetched before the table entries of their neighbors are
 
-struct Nodes {  // what the table functions have in common
+struct Nodes {  // the common arguments of the table functions
   int64_t *nodes, *trees;
   void* table;
   int64_t num_nodes, listed, bits, graph_nodes;
@@ -39,7 +39,7 @@ class Table {
 
   void fetch(uint64_t pair) const { __builtin_prefetch(&entries_[start(pair)], 1); }
 
-  // The number of the pair; where it has none, `number`, which it is given if `insert`.
+  // Returns the number of the pair; if it has none, returns `number`, and stores it if `insert`.
   int64_t find(uint64_t pair, int64_t number, bool insert) {
     for (uint64_t at = start(pair);; at = (at + 1) & mask_) {
       Entry& entry = entries_[at];
@@ -137,13 +137,13 @@ int64_t induced_edges(const InducedEdges& a) {
 
 }  // namespace
 
-// Returns how many nodes there are now.
+// Returns the number of nodes.
 POPGEO_API int64_t popgeo_number_nodes(const NumberNodes* a) {
   if (a->wide) return a->index_bytes == 4 ? number_nodes<int32_t, Wide>(*a) : number_nodes<int64_t, Wide>(*a);
   return a->index_bytes == 4 ? number_nodes<int32_t, Narrow>(*a) : number_nodes<int64_t, Narrow>(*a);
 }
 
-// Returns how many edges there are; writes them where there is memory for them.
+// Returns the number of edges; writes them if there is memory for them.
 POPGEO_API int64_t popgeo_induced_edges(const InducedEdges* a) {
   if (a->wide) return a->index_bytes == 4 ? induced_edges<int32_t, Wide>(*a) : induced_edges<int64_t, Wide>(*a);
   return a->index_bytes == 4 ? induced_edges<int32_t, Narrow>(*a) : induced_edges<int64_t, Narrow>(*a);

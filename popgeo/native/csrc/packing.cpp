@@ -15,14 +15,14 @@ using popgeo::hash32;
 
 constexpr int kDraws = 32, kCandidates = 4, kCompletions = 4, kSteered = 8;  // as in exact_fill.py
 
-// `Window` of exact_fill.py. Sums and products fit 64 bits: window.py sees to it before it takes this path.
+// `Window` of exact_fill.py. Sums and products fit 64 bits; window.py checks this before it uses this class.
 class Window {
  public:
   Window(int num_dims, const std::int64_t* limits, std::int64_t num_graphs, int window, std::uint64_t key)
       : dims_(num_dims), limits_(limits, limits + num_dims), num_graphs_(num_graphs), window_(window), key_(key),
         counts_(limits[0] + 1, 0), pending_(num_dims, 0), left_(limits_), graphs_left_(num_graphs) {}
 
-  // Takes graphs in; packs closed since the last call are then in `ids_out` and `ptr_out`.
+  // Adds graphs to the window; the packs closed since the last call are then in `ids_out` and `ptr_out`.
   void push(const std::int64_t* ids, const std::int64_t* sizes, std::int64_t count, bool last) {
     source_ids_ = ids, source_ = sizes, source_left_ = count;
     ids_out.clear();
@@ -106,14 +106,14 @@ class Window {
     graphs_left_ -= static_cast<std::int64_t>(holes_.size());
   }
 
-  // Whether one or two graphs more keep within the budget.
+  // Checks that one or two more graphs stay within the budget.
   bool fits(int p, int q = -1) const {
     for (int d = 0; d < dims_; ++d)
       if (size(p)[d] + (q < 0 ? 0 : size(q)[d]) > left_[d]) return false;
     return true;
   }
 
-  // How far sizes are from the window's proportion of the second to the first; 0 is in proportion.
+  // Returns the deviation of sizes from the window's proportion of the second to the first; 0 is in proportion.
   std::int64_t drift(const std::int64_t* s) const { return s[1] * pending_[0] - s[0] * pending_[1]; }
 
   std::int64_t drift_of_pack() const {
@@ -258,8 +258,8 @@ class Window {
 
 }  // namespace
 
-// Steps start to end of Fisher and Yates: place i of ids swaps with a random place from i on. A place from start on holds 1
-// more than its id, or 0 where it still holds its own number, so that no one has to write numbers into all of them first.
+// Steps start to end of the Fisher-Yates shuffle: place i of ids swaps with a random place from i on. A place from start on
+// holds 1 more than its id, or 0 for its own number, so that nothing has to fill all places first.
 POPGEO_API void popgeo_shuffle(std::int64_t* ids, std::int64_t start, std::int64_t end, std::int64_t total, std::uint64_t key) {
   constexpr std::int64_t kAhead = 16;  // places fetched early, since each is a cache miss on a large table
   std::int64_t places[kAhead];
@@ -275,7 +275,7 @@ POPGEO_API void popgeo_shuffle(std::int64_t* ids, std::int64_t start, std::int64
   }
 }
 
-// Next fit: writes where each pack ends, after ptr[0] = 0; returns how many packs there are. ptr holds count + 1 numbers.
+// Next fit: writes the end of each pack, after ptr[0] = 0; returns the number of packs. ptr holds count + 1 numbers.
 POPGEO_API std::int64_t popgeo_next_fit(const std::int64_t* sizes, std::int64_t count, int num_dims, const std::int64_t* limits,
                                         std::int64_t num_graphs, std::int64_t* used, std::int64_t* ptr) {
   std::int64_t num_packs = 0;
@@ -294,7 +294,7 @@ POPGEO_API std::int64_t popgeo_next_fit(const std::int64_t* sizes, std::int64_t 
   return num_packs;
 }
 
-// A window, or null where there is no memory for it. Give it back with popgeo_window_free.
+// Returns a window, or null if there is no memory for it. Free it with popgeo_window_free.
 POPGEO_API void* popgeo_window_new(int num_dims, const std::int64_t* limits, std::int64_t num_graphs, int window, std::uint64_t key) {
   try {
     return new Window(num_dims, limits, num_graphs, window, key);
@@ -305,7 +305,7 @@ POPGEO_API void* popgeo_window_new(int num_dims, const std::int64_t* limits, std
 
 POPGEO_API void popgeo_window_free(void* window) { delete static_cast<Window*>(window); }
 
-// Pushes graphs; returns how many packs were closed, or -1 where memory ran out.
+// Adds graphs; returns the number of closed packs, or -1 if memory ran out.
 POPGEO_API std::int64_t popgeo_window_push(void* window, const std::int64_t* ids, const std::int64_t* sizes, std::int64_t count, int last) {
   try {
     auto* self = static_cast<Window*>(window);
@@ -316,7 +316,7 @@ POPGEO_API std::int64_t popgeo_window_push(void* window, const std::int64_t* ids
   }
 }
 
-// Copies the packs of the last push: num_packs + 1 offsets, and as many ids as the last offset says.
+// Copies the packs of the last push: num_packs + 1 offsets, and the ids; the last offset is their number.
 POPGEO_API std::int64_t popgeo_window_num_ids(const void* window) { return static_cast<const Window*>(window)->ptr_out.back(); }
 
 POPGEO_API void popgeo_window_read(const void* window, std::int64_t* ids, std::int64_t* ptr) {

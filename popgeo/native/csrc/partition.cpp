@@ -11,7 +11,7 @@ namespace {
 
 using Int = std::int64_t;
 
-// The weight of the edges that lead to each label, for one node at a time; only labels that were met are visited.
+// The weight of one node's edges to each label; only labels with an edge are visited.
 class Joined {
  public:
   explicit Joined(Int num_labels) : weight_(num_labels, 0) {}
@@ -55,7 +55,7 @@ POPGEO_API std::int64_t popgeo_partition_stream(const Int* rowptr, const Int* co
     }
     if (best < 0) {
       best = std::min_element(weights, weights + num_labels) - weights;
-      // Where nothing has room, heavy coarse nodes stay; a finer graph mends it.
+      // If no part has room, heavy coarse nodes stay where they are; a finer level corrects it.
       if (own >= 0 && weights[best] + weight > capacity) best = own;
     }
     if (best == own) continue;

@@ -1,7 +1,7 @@
-// Products of matrices one of which is small: a layer's weights, or their gradient. Each element of a result is a sum of
-// fused multiply-adds in one order, so that it is the same for any number of threads, whatever the other rows are, and on
-// all processors that have fused multiply-adds.
-// The file is compiled once per instruction set (see setup.py); run_products.cpp picks among them.
+// Products with one small matrix: a layer's weights, or their gradient. Each element of a result is a sum of fused
+// multiply-adds in one order. So it is the same for any number of threads, for any other rows, and on all processors with
+// fused multiply-adds.
+// The file is compiled once per instruction set (see setup.py); run_products.cpp chooses.
 #include "products.h"
 
 #include "denormals.h"
@@ -18,9 +18,9 @@ constexpr int MOST_VECTORS = 4;  // of a row of a block, whose sums and operands
 constexpr int MOST_VECTORS = 2;
 #endif
 constexpr int MOST_ROWS = 6;                // of a block
-constexpr int64_t INNER = 256;              // terms that are added to a block before the next block is begun
+constexpr int64_t INNER = 256;              // terms that are added to a block before the next block
 constexpr int64_t COLUMNS = 512;            // of the second matrix that are laid out together
-constexpr int64_t PARALLEL_WORK = 1 << 18;  // terms of blocks' rows: of fewer a parallel region costs more than it saves
+constexpr int64_t PARALLEL_WORK = 1 << 18;  // terms; for fewer a parallel region costs more than it saves
 
 template <class T>
 struct Terms {
@@ -163,7 +163,7 @@ void begin_sums(const MatrixProduct& m, const T* first, T* out, int64_t begin, i
   }
 }
 
-// Rows are shared out in blocks; of a batch with as many matrices as threads, matrices.
+// Threads share blocks of rows, or matrices if a batch has at least as many matrices as threads.
 template <class T>
 void multiply_as(const MatrixProduct& m) {
   const uint64_t of_caller = denormals();

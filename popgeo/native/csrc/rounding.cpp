@@ -28,7 +28,7 @@ struct ToHalf {
     const uint32_t magnitude = bits & 0x7fffffffU, sign = (bits >> 16) & 0x8000U;
     const uint32_t exponent = magnitude >> 23;
     const uint32_t base = exponent >= 113 ? (exponent - 113) << 10 : 0;
-    // The neighbors are 2^shift units of the mantissa apart, and never so far that the words do not hold it.
+    // The neighbors are 2^shift units of the mantissa apart; a shift above 31 is cut, so that words hold 2^shift.
     const uint32_t shift = exponent >= 113 ? 13 : 126 - exponent;
     const uint32_t lost = shift > 31 ? (shift > 62 ? 31 : shift - 31) : 0;
     const uint32_t mantissa = ((magnitude & 0x7fffffU) | (exponent ? 0x800000U : 0U)) >> lost;

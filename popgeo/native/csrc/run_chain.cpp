@@ -18,7 +18,7 @@ int64_t run_chain(const Chain& chain);
 
 using Run = int64_t (*)(const Chain&);
 
-// None where multiplying and adding at once is a call of the mathematical library: torch is then faster.
+// Null if a fused multiply-add is a call of the mathematical library, because torch is then faster.
 inline Run run_of_isa([[maybe_unused]] int64_t newest) {
 #ifdef POPGEO_HAS_V4
   if (newest >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -39,7 +39,7 @@ Run chosen_run = run_of_isa(2);
 
 }  // namespace popgeo
 
-// Whether chains run at all here; `newest` (2: AVX-512, 1: AVX2, 0: neither) limits the instruction set, for tests.
+// Returns whether chains run here; `newest` (2: AVX-512, 1: AVX2, 0: neither) limits the instruction set, for tests.
 EXPORT int64_t popgeo_chain_isa(int64_t newest) {
   popgeo::chosen_run = popgeo::run_of_isa(newest);
   return popgeo::chosen_run != nullptr;

@@ -22,7 +22,7 @@ void multiply(const MatrixProduct&);
 }
 #endif
 
-// None where torch is faster: on processors without fused multiply-adds, or of which nothing is known.
+// Null if torch is faster: on processors without fused multiply-adds, and on unknown processors.
 static Multiply multiply() {
 #ifdef POPGEO_HAS_V4
   if (chosen_isa == 2) return v4::multiply;
@@ -35,7 +35,7 @@ static Multiply multiply() {
 
 }  // namespace popgeo
 
-// Whether products are made here at all.
+// Returns whether products run here.
 EXPORT int64_t popgeo_multiplies() { return popgeo::multiply() != nullptr; }
 
 EXPORT int64_t popgeo_multiply(const popgeo::MatrixProduct* product) {

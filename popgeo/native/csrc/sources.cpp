@@ -1,3 +1,3 @@
-// Says from which sources the library was built, so that Python files of another version never call it.
+// Returns the checksum of the library's sources, so that Python files of a different version never call it.
 
 extern "C" __attribute__((visibility("default"))) unsigned popgeo_sources() { return POPGEO_SOURCES; }

@@ -14,7 +14,7 @@ namespace {
 
 using popgeo::number_at;  // tensors over the bytes of a file begin at any byte
 
-// Negative numbers are huge ones when read without a sign, so one comparison sees both ends.
+// Unsigned, negative numbers are huge, so one comparison checks both limits.
 template <typename Index>
 inline __attribute__((always_inline)) int64_t first_outside(const Index* values, int64_t outer, int64_t rows,
                                                             int64_t inner, const int64_t* row_pointer,
@@ -46,7 +46,7 @@ POPGEO_CLONES int64_t first_outside_32(const int32_t* values, int64_t outer, int
 
 }  // namespace
 
-// The first graph with a value below 0, or not below its limit for that row; -1 where there is none.
+// Returns the first graph with a value below 0, or not below its limit for the row; -1 if there is none.
 // values: [outer, rows, inner]; row_pointer: [num_graphs + 1]; limits: [num_graphs, width], for outer row o number o % width
 extern "C" __attribute__((visibility("default"))) int64_t popgeo_first_outside(
     const void* values, int64_t element_bytes, int64_t outer, int64_t rows, int64_t inner, const int64_t* row_pointer,

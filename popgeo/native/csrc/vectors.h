@@ -59,7 +59,7 @@ struct Vector {
   typedef A type __attribute__((vector_size(VECTOR_BYTES)));
   static constexpr int lanes = VECTOR_BYTES / sizeof(A);
 };
-// None of halves: what follows has functions of its own for them.
+// No vectors of halves: the functions below load and store them.
 template <>
 struct Vector<bfloat16> {};
 template <>
@@ -225,7 +225,7 @@ inline void store(float16* to, floats vector) {
 }
 #endif
 
-// Past the caches: for results larger than them, which would only push out what is still needed. Aligned to a vector.
+// Stores past the caches, for results that are larger than them and would push out data in use. Aligned to a vector.
 template <class T>
 inline void stream(T* to, typename Vector<T>::type vector) {
 #if defined(__AVX512F__)

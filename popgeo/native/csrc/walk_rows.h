@@ -1,4 +1,4 @@
-// How the kernels walk rows: in tiles that threads share out, and along a row in blocks of vectors that registers hold.
+// The kernels' loops over rows: threads share tiles of rows, and registers hold blocks of vectors along a row.
 // Included by files that are compiled once per instruction set.
 #pragma once
 
@@ -9,8 +9,8 @@
 namespace popgeo {
 namespace POPGEO_ISA {
 
-constexpr int64_t PREFETCH_FLOATS = 2048;  // how far ahead rows are fetched, at 4 to 32 edges
-constexpr int64_t FETCHED_BYTES = 8 << 20;  // rows read in order, up to as many, the processor fetches by itself
+constexpr int64_t PREFETCH_FLOATS = 2048;  // distance of the prefetch, within 4 to 32 edges
+constexpr int64_t FETCHED_BYTES = 8 << 20;  // up to this size the processor itself prefetches rows in order
 
 template <class Tile>
 inline void for_each_tile(const Plan& plan, int64_t channels, Tile tile) {
@@ -78,13 +78,13 @@ inline void for_each_block(int64_t channels, Body body) {
   }
 }
 
-// A row narrower than a vector, channel by channel.
+// Walks a row that is narrower than a vector, channel by channel.
 template <class T>
 inline bool is_narrow(int64_t channels) {
   return channels < Vector<typename Sum<T>::type>::lanes;
 }
 
-// How many numbers of `count` stand before the next line of memory.
+// Returns how many of `count` numbers come before the next line of memory.
 template <class T>
 inline int64_t to_line(const T* data, int64_t count) {
   const int64_t before = int64_t((64 - reinterpret_cast<uintptr_t>(data) % 64) % 64 / sizeof(T));

@@ -1,4 +1,4 @@
-"""What models of atoms share: the way from positions to edges, and from the atoms' features to molecules."""
+"""The base class of models of atoms: from positions to edges, and from features of atoms to molecules."""
 
 import warnings
 from abc import abstractmethod
@@ -18,10 +18,10 @@ from popgeo.ops.refusals import check_choice, check_ends, check_index, require
 
 
 class AtomModel(FilterNetworksMixin):
-    """Predicts a property of each molecule; each model says by `features` what its blocks make of atoms and edges.
+    """A model that predicts a property of each molecule; each subclass computes the atoms' features by `features`.
 
     Attributes:
-        shown: The settings that its representation names.
+        shown: Names of the settings that `repr` shows.
     """
 
     shown: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class AtomModel(FilterNetworksMixin):
         self.interaction_graph = interaction_graph or KNNInteractionGraph.default(max_num_neighbors, cutoff)
 
     def _add_output(self, act: nn.Module, atomref: Tensor | None) -> None:
-        """Adds what follows the blocks, the last parts of a model, and draws all weights."""
+        """Add the layers that follow the blocks, and draw all weights."""
         self.lin1 = nn.Linear(self.hidden_channels, self.hidden_channels // 2)
         self.act = act
         self.lin2 = nn.Linear(self.hidden_channels // 2, 1)
@@ -68,34 +68,35 @@ class AtomModel(FilterNetworksMixin):
         cell: Tensor | None = None,
         cutoff: Tensor | None = None,
     ) -> Tensor:
-        """The prediction for each molecule.
+        """Return the prediction for each molecule.
 
-        Positions in float64 have differences, and sums over atoms, in float64, whatever type the weights have.
+        If positions are in float64, so are their differences and the sums over atoms, for weights of any type.
 
         Args:
-            z: Atomic numbers, 0 for padding: such an atom neither sends nor receives, nor is it read out. [num_atoms]
+            z: Atomic numbers, 0 for padding. A padding atom neither sends nor receives, and no readout counts it.
+                [num_atoms]
             pos: Positions. [num_atoms, 3]
-            batch: Molecule of each atom, ascending; all atoms are one molecule when left out. [num_atoms]
-            edge_index: Neighbor and centre of each edge if they are precomputed. [2, num_edges]
-            num_graphs: Molecules in the batch, padding included. Read from `batch` when left out, which fixes no shape.
-            nodes_mask: True where the atom is real, if its `z` is not 0 either. [num_atoms]
-            edges_mask: True where a precomputed edge is real; those that join an atom to itself, unshifted, never are.
-                [num_edges]
+            batch: Molecule of each atom, ascending. Default: all atoms are one molecule. [num_atoms]
+            edge_index: Neighbor and center of each edge, if edges are precomputed. [2, num_edges]
+            num_graphs: Molecules in the batch, padding included. Default: read from `batch`; then no shape is fixed.
+            nodes_mask: True where the atom is real. An atom with `z` of 0 is padding in any case. [num_atoms]
+            edges_mask: True where a precomputed edge is real. An edge from an atom to itself without a shift is padding
+                in any case. [num_edges]
             half_list: Whether `edge_index` lists each pair once and represents both directions.
-            edge_shift: In a periodic cell, what to add to the neighbor's position to reach the image that interacts:
-                whole multiples of the cell's vectors, in the unit of `pos`, zero for padding. [num_edges, 3]
-            pbc: Along which of its vectors each cell repeats. It is only compared with the edges: what repeats needs
-                listed pairs with their shifts. [num_graphs, 3]
-            cell: The cells, for molecules without `pbc`: then each cell that is not 0 repeats. [num_graphs, 3, 3]
-            cutoff: The distance up to which `edge_index` lists pairs, which is compared with the model's. [num_graphs]
+            edge_shift: Vector from the neighbor to its periodic image that interacts: a whole multiple of the cell's
+                vectors, in the unit of `pos`, zero for padding. [num_edges, 3]
+            pbc: True for each vector along which a cell repeats. It only serves as a check: a structure that repeats
+                needs listed pairs with their shifts. [num_graphs, 3]
+            cell: Cells, for molecules without `pbc`; each cell that is not 0 then repeats. [num_graphs, 3, 3]
+            cutoff: Distance up to which `edge_index` lists pairs, to be compared with the model's. [num_graphs]
 
         Returns:
             One prediction for each molecule. [num_graphs, 1]
 
         Raises:
-            ValueError: shifts without the edges that they belong to, or edges of a periodic cell without their shifts,
-                where `pbc` or atoms that are joined to themselves show it; a cell that repeats without listed pairs;
-                or a list that does not fit `neighbor_rule`. Compiled code returns NaN then.
+            ValueError: there are shifts without edges; or edges of a periodic cell without shifts, as `pbc` or edges
+                from an atom to itself show; or a cell that repeats without listed pairs; or a list that does not fit
+                `neighbor_rule`. Compiled code returns NaN instead.
         """
         check_index("z", z, pos.size(0), pos)
         batch = torch.zeros_like(z) if batch is None else batch
@@ -115,8 +116,8 @@ class AtomModel(FilterNetworksMixin):
             repeats = cell if pbc is None else pbc
             r = r if repeats is None else require(~(repeats != 0).any(), r, rule.why_listed)
         else:
-            # A padding edge joins padding nodes to themselves; so no mask is needed to know it. In a small cell an atom
-            # also meets images of its own, which are shifted.
+            # A padding edge joins a padding node to itself, so it needs no mask. In a small cell an atom also interacts
+            # with its own images; these edges have a shift.
             check_ends(edge_index)
             real = edge_index[0] != edge_index[1]
             real = real if edge_shift is None else real | (edge_shift.abs().sum(1) != 0)
@@ -129,7 +130,7 @@ class AtomModel(FilterNetworksMixin):
                 if not half_list and is_plain():
                     _warn_of_pairs(edge_index[:, real])
             r = rule.checked(r, edge_index, z.size(0), half_list, cutoff)
-        if rule.cutoff < self.cutoff:  # absent edges are as long as the graph's cutoff, where filters may not be 0
+        if rule.cutoff < self.cutoff:  # absent edges are as long as the graph's cutoff, and filters may not be 0 there
             r = torch.where(r < rule.cutoff, r, self.cutoff)
         is_wide = pos.dtype is torch.float64
         r = r.to(weights) if is_wide else r
@@ -141,34 +142,34 @@ class AtomModel(FilterNetworksMixin):
 
     @property
     def neighbor_rule(self) -> NeighborRule:
-        """Which pairs of atoms interact."""
+        """The rule for pairs of atoms that interact."""
         return NeighborRule.of(self.interaction_graph, self.cutoff)
 
     @property
     def elements(self) -> list[int]:
-        """The atomic numbers that it embeds."""
+        """The atomic numbers that the model embeds."""
         return list(range(1, MAX_Z))
 
     @abstractmethod
     def features(
         self, z: Tensor, pos: Tensor, edge_index: Tensor, r: Tensor, half_list: bool, edge_shift: Tensor | None
     ) -> Tensor:
-        """The atoms' features after all blocks.
+        """Return the atoms' features after all blocks.
 
         Args:
             z: Atomic numbers. [num_atoms]
             pos: Positions. [num_atoms, 3]
-            edge_index: Neighbor and centre of each edge. [2, num_edges]
-            r: Lengths, the cutoff where an edge is absent. [num_edges]
+            edge_index: Neighbor and center of each edge. [2, num_edges]
+            r: Lengths; the cutoff for an absent edge. [num_edges]
             half_list: Whether each pair is listed once.
-            edge_shift: As in `forward`.
+            edge_shift: Vector from each neighbor to its image that interacts. [num_edges, 3]
 
         Returns:
             [num_atoms, hidden_channels]
         """
 
     def read_out(self, x: Tensor, z: Tensor, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor) -> Tensor:
-        """The molecules' predictions from one output for each atom. [num_atoms, 1] -> [num_graphs, 1]"""
+        """Return the molecules' predictions from one output per atom: [num_atoms, 1] -> [num_graphs, 1]."""
         x, real = x if self.atomref is None else x + self.atomref(z), nodes_mask.unsqueeze(1)
         if self.readout == "max":
             return READOUTS["max"](torch.where(real, x, torch.finfo(x.dtype).min), batch, num_graphs)
@@ -176,12 +177,12 @@ class AtomModel(FilterNetworksMixin):
         return total if self.readout != "mean" else total / READOUTS["add"](real.to(x), batch, num_graphs).clamp(min=1)
 
     def refer_to(self, atomref: Tensor | None) -> None:
-        """Adds to each atom's output the energy of its element on its own, which is trained further."""
+        """Add the energy of a single atom of its element to each atom's output; training changes these energies."""
         self.register_buffer("initial_atomref", None if atomref is None else atomref.view(-1, 1))
         self.atomref = None if atomref is None else nn.Embedding(MAX_Z, 1)
 
     def reset_parameters(self) -> None:
-        """Draws weights: Xavier-uniform, biases zero, embeddings normal, but for the energies of elements."""
+        """Draw Xavier-uniform weights, zero biases and normal embeddings, and restore the energies of elements."""
         self.embedding.reset_parameters()
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -193,26 +194,30 @@ class AtomModel(FilterNetworksMixin):
                 self.atomref.weight.copy_(self.initial_atomref)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         per_edge = "" if self.filters == "grid" and self.filter_points is not None else ", filters at each edge"
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown) + per_edge
 
 
 def _without_images(r: Tensor, edge_index: Tensor, nodes_mask: Tensor) -> Tensor:
-    """Lengths of edges of which none joins a real atom to itself, as only images of it in a periodic cell are."""
+    """Return the lengths after the check that no edge joins a real atom to itself.
+
+    Only the image of an atom in a periodic cell is its own neighbor, and such an edge needs a shift.
+    """
     itself = (edge_index[0] == edge_index[1]) & nodes_mask.index_select(0, edge_index[1])
     reason = (
-        "{} edges join an atom to itself, which only images of it in a periodic cell are. Pass "
-        "edge_shift=batch.edge_shift, which popgeo.convert makes; or drop them if there is no cell."
+        "{} edges join an atom to itself, as only edges to its images in a periodic cell do. Pass "
+        "edge_shift=batch.edge_shift, which popgeo.convert makes; or drop these edges if there is no cell."
     )
     return require(~itself.any(), r, lambda: reason.format(int(itself.sum())))
 
 
 def _warn_of_pairs(edges: Tensor) -> None:
-    """Warns of pairs that are taken for edges in both directions, which are half of the interactions.
+    """Warn if the edges seem to list each pair once, as the model would then miss half of the interactions.
 
-    The first edges show it. [2, num_edges]
+    Only the first 64 edges are compared. [2, num_edges]
     """
     src, dst = edges
     many = 1 << 31
     if len(src) > 1 and not torch.isin(src * many + dst, (dst * many + src)[:64]).any():
-        warnings.warn("No edge runs back. Pass half_list=True where each pair of atoms is listed once.", stacklevel=4)
+        warnings.warn("No edge runs back. Pass half_list=True if each pair of atoms is listed once.", stacklevel=4)

@@ -8,24 +8,24 @@ from torch import Tensor, nn
 from popgeo.ops import cfconv, gather, scatter_max, scatter_min, scatter_sum
 from popgeo.ops.half_precision import in_float32
 
-_LEAST_VARIANCE = 1e-6  # the root of less would have too steep a slope
+_LEAST_VARIANCE = 1e-6  # the square root of a smaller number has too steep a slope
 _LEAST_SCALE = 1e-2
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueriedGraph:
-    """A graph as each of several queries sees it, with all that every iteration needs.
+    """A graph as several queries see it, with the tensors that every iteration needs.
 
     Attributes:
         src: Source of each edge. [num_edges]
         dst: Destination of each edge. [num_edges]
-        relation: Where each edge finds what it multiplies by, for each query, in a table of [num_relations + 1,
-            num_queries]: in the last row if it is padding or hidden from the query. [num_edges * num_queries]
+        relation: Row of each edge's factor, for each query, in a table of [num_relations + 1, num_queries]. Edges that
+            are padding, or hidden from the query, have the last row. [num_edges * num_queries]
         keep: False where an edge is padding or hidden from a query. [num_edges, num_queries, 1]
-        degree: Edges that arrive at each node and are kept. [num_nodes, num_queries, 1]
-        is_reached: Whether any edge slot ends at a node. [num_nodes, 1, 1]
-        query: The query. [num_queries, channels]
-        boundary: The query at its head, zero at all other nodes. [num_nodes, num_queries, channels]
+        degree: Kept edges that arrive at each node. [num_nodes, num_queries, 1]
+        is_reached: True where any edge slot ends at a node. [num_nodes, 1, 1]
+        query: Features of each query. [num_queries, channels]
+        boundary: Features of the query at its head, zero at all other nodes. [num_nodes, num_queries, channels]
         nodes_mask: True where the node is real. [num_nodes]
     """
 
@@ -49,7 +49,7 @@ class QueriedGraph:
         query: Tensor,
         nodes_mask: Tensor,
     ) -> "QueriedGraph":
-        """The graph of these edges, whose `keep` is [num_queries, num_edges], for these queries and their heads."""
+        """Return the graph of these edges for queries and their heads; `keep` is given as [num_queries, num_edges]."""
         num_nodes, num_queries = nodes_mask.size(0), query.size(0)
         at_head = torch.arange(num_nodes, device=head.device).unsqueeze(1) == head  # [num_nodes, num_queries]
         kept = keep.T.to(query.dtype)  # [num_edges, num_queries]
@@ -68,24 +68,26 @@ class QueriedGraph:
         )
 
     def relations(self, of_queries: Tensor) -> Tensor:
-        """What each edge multiplies by, zero if it is hidden; [num_queries, num_relations, channels] ->
-        [num_edges, num_queries * channels]"""
+        """Return each edge's factors, zero if it is hidden: [num_queries, num_relations, channels] -> [num_edges, ...].
+
+        The result has shape [num_edges, num_queries * channels].
+        """
         num_queries, _, channels = of_queries.shape
         table = torch.cat([of_queries.transpose(0, 1), of_queries.new_zeros(1, num_queries, channels)])
         return gather(table.flatten(0, 1), self.relation).view(-1, num_queries * channels)
 
 
 class BellmanFordLayer(nn.Module):
-    """h_v' = relu(norm(W [h_v, AGGREGATE({h_x * w_q(r) : edges (x, r, v)} and boundary_v)])), arXiv:2106.06935, eq. 5.
+    """One iteration, h_v' = relu(norm(W [h_v, AGGREGATE({h_x * w_q(r)} and boundary_v)])), arXiv:2106.06935, eq. 5.
 
-    Messages are DistMult's, the product of what is at the source and what the query makes of the relation,
-    w_q(r) = W_r q + b_r (section 3.3 there). The boundary takes part in every aggregation, as an edge of its own.
+    Each edge (x, r, v) sends DistMult's message: the features h_x of its source, times the factors of its relation for
+    the query, w_q(r) = W_r q + b_r (section 3.3 there). The boundary takes part in every aggregation, as one more edge.
 
     Args:
         channels: Features of a node.
-        num_relations: Relations of edges, inverse ones counted.
-        aggregation: `"pna"` is mean, maximum, minimum and deviation, each as it is, times and over the logarithm of
-            the degree (arXiv:2004.05718); `"sum"` costs a tenth of it in memory.
+        num_relations: Relations of edges, inverse relations included.
+        aggregation: `"pna"` takes mean, maximum, minimum and deviation; each of them plain, multiplied and divided by
+            the logarithm of the degree (arXiv:2004.05718). `"sum"` needs a tenth of the memory.
     """
 
     def __init__(self, channels: int, num_relations: int, aggregation: str) -> None:
@@ -96,7 +98,7 @@ class BellmanFordLayer(nn.Module):
         self.layer_norm = nn.LayerNorm(channels)
 
     def forward(self, h: Tensor, graph: QueriedGraph) -> Tensor:
-        """[num_nodes, num_queries, channels] -> [num_nodes, num_queries, channels]"""
+        """Return the nodes' new features for each query: [num_nodes, num_queries, channels] -> the same shape."""
         num_queries, channels = graph.query.shape
         relation = self.relation_linear(graph.query).view(num_queries, self.num_relations, channels)
         w = graph.relations(relation)  # [num_edges, num_queries * channels]
@@ -105,17 +107,17 @@ class BellmanFordLayer(nn.Module):
 
 
 def total(h: Tensor, w: Tensor, graph: QueriedGraph) -> Tensor:
-    """The sum of the messages h_x * w of the edges kept, and of the boundary; shapes as in `pna`."""
+    """Sum the messages h_x * w of the kept edges, and the boundary. [num_nodes, num_queries, channels]."""
     return cfconv(h.flatten(1), w, graph.src, graph.dst, h.size(0)).view_as(h) + graph.boundary
 
 
 @in_float32
 def pna(h: Tensor, w: Tensor, graph: QueriedGraph) -> Tensor:
-    """Principal neighborhood aggregation of the messages kept and the boundary, arXiv:2004.05718, eq. 6 to 8.
+    """Aggregate the kept messages and the boundary by principal neighborhood aggregation, arXiv:2004.05718, eq. 6 to 8.
 
     Args:
         h: Features at the sources. [num_nodes, num_queries, channels]
-        w: What each edge multiplies it by. [num_edges, num_queries * channels]
+        w: Factors of each edge. [num_edges, num_queries * channels]
         graph: The edges.
 
     Returns:
@@ -127,7 +129,7 @@ def pna(h: Tensor, w: Tensor, graph: QueriedGraph) -> Tensor:
     mean_square = (of_squares + graph.boundary.square()) / count
     deviation = (mean_square - mean.square()).clamp(min=_LEAST_VARIANCE).sqrt()
     message = (gather(h.flatten(1), graph.src) * w).view(-1, *h.shape[1:])  # [num_edges, num_queries, channels]
-    # What is hidden repeats the boundary, which takes part in any case and so changes neither extreme.
+    # A hidden edge sends the boundary, which takes part in any case, so that it changes neither extreme.
     message = torch.where(graph.keep, message, gather(graph.boundary.flatten(1), graph.dst).view_as(message)).flatten(1)
     largest = scatter_max(message, graph.dst, dim=0, dim_size=h.size(0))[0].view_as(h)
     smallest = scatter_min(message, graph.dst, dim=0, dim_size=h.size(0))[0].view_as(h)

@@ -1,4 +1,4 @@
-"""ComplEx: DistMult over complex numbers, so that a relation may lead one way only."""
+"""ComplEx: DistMult over complex numbers, so that a relation can differ from its inverse."""
 
 import torch
 from torch import Tensor, nn
@@ -7,15 +7,15 @@ from popgeo.nn.models.knowledge_graph import Dot, KnowledgeGraphModel, TripleEnd
 
 
 def complex_product(a: Tensor, b: Tensor, conjugate: bool = False) -> Tensor:
-    """The products of complex numbers, of the second ones' conjugates if so asked.
+    """Return the elementwise products of complex numbers.
 
     Args:
-        a: Real parts, then as many imaginary ones. [..., 2 * hidden]
-        b: The same.
+        a: Real parts, then imaginary parts. [..., 2 * hidden]
+        b: Real parts, then imaginary parts. [..., 2 * hidden]
         conjugate: Whether `b` is conjugated first.
 
     Returns:
-        Real parts, then imaginary ones. [..., 2 * hidden]
+        Real parts, then imaginary parts. [..., 2 * hidden]
 
     Example:
         >>> complex_product(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))  # i * i
@@ -27,9 +27,9 @@ def complex_product(a: Tensor, b: Tensor, conjugate: bool = False) -> Tensor:
 
 
 class ComplEx(KnowledgeGraphModel):
-    """Scores a triple by the real part of the sum of h r conj(t) over complex embeddings (arXiv:1606.06357, eq. 9).
+    """A model that scores a triple by the real part of the sum of h r conj(t), arXiv:1606.06357, eq. 9.
 
-    Equal to `torch_geometric.nn.kge.ComplEx`, whose checkpoints load as they are.
+    Embeddings are complex. The model equals `torch_geometric.nn.kge.ComplEx` and loads its checkpoints.
 
     Args:
         num_nodes: Entities.
@@ -37,7 +37,7 @@ class ComplEx(KnowledgeGraphModel):
         hidden_channels: Complex numbers of an embedding.
 
     Raises:
-        ValueError: one of them is not positive.
+        ValueError: one of the arguments is not positive.
 
     Example:
         >>> model = ComplEx(num_nodes=10, num_relations=2, hidden_channels=8)
@@ -51,9 +51,9 @@ class ComplEx(KnowledgeGraphModel):
         self.reset_parameters()
 
     def relations(self, index: Tensor) -> Tensor:
-        """Real parts, then imaginary ones. [...] -> [..., 2 * hidden_channels]"""
+        """Return real parts, then imaginary parts, of relations: [...] -> [..., 2 * hidden_channels]."""
         return torch.cat([self.rel_emb(index), self.rel_emb_im(index)], dim=-1)
 
     def query(self, known: Tensor, relation: Tensor, side: TripleEnd) -> Tensor:
-        """h r for a tail, and t conj(r) for a head: Re(h r conj(t)) = Re(t conj(r) conj(h)). [..., width]"""
+        """Return h r to find a tail, and t conj(r) to find a head: Re(h r conj(t)) = Re(t conj(r) conj(h))."""
         return complex_product(known, relation, conjugate=side is TripleEnd.HEAD)

@@ -1,4 +1,4 @@
-"""DistMult: a relation weighs the product of head and tail."""
+"""DistMult: a relation gives weights to the product of head and tail."""
 
 from torch import Tensor
 
@@ -6,9 +6,10 @@ from popgeo.nn.models.knowledge_graph import Dot, KnowledgeGraphModel, TripleEnd
 
 
 class DistMult(KnowledgeGraphModel):
-    """Scores a triple by the sum of h r t, which is the same when its ends change places (arXiv:1412.6575, eq. 2).
+    """A model that scores a triple by the sum of h r t, arXiv:1412.6575, eq. 2.
 
-    Equal to `torch_geometric.nn.kge.DistMult`, whose checkpoints load as they are.
+    The score stays the same when head and tail change places. The model equals `torch_geometric.nn.kge.DistMult` and
+    loads its checkpoints.
 
     Args:
         num_nodes: Entities.
@@ -16,7 +17,7 @@ class DistMult(KnowledgeGraphModel):
         hidden_channels: Numbers of an embedding.
 
     Raises:
-        ValueError: one of them is not positive.
+        ValueError: one of the arguments is not positive.
 
     Example:
         >>> import torch
@@ -31,5 +32,5 @@ class DistMult(KnowledgeGraphModel):
         self.reset_parameters()
 
     def query(self, known: Tensor, relation: Tensor, side: TripleEnd) -> Tensor:
-        """[..., hidden_channels]"""
+        """Return h r to find a tail, and t r to find a head. [..., hidden_channels]."""
         return known * relation

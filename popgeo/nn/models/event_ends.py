@@ -1,4 +1,4 @@
-"""What a batch of events brings to each node that takes part in it, and the tables of fixed size that keep it."""
+"""The ends of a batch of events, node by node, and the tables of fixed size that remember them."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,21 @@ from popgeo.ops.refusals import check_least
 
 @dataclass(frozen=True, kw_only=True)
 class EventEnds:
-    """Both ends of each event of a batch in the order of time: the source of the first, its destination, and so on.
+    """Both ends of each event of a batch in the order of time: the first event's source, its destination, and so on.
 
-    The ends of padding events represent the last of the first node's, so that they repeat what that one writes; a table
+    The ends of padding events stand for the last end of the first node. They write the same values again, so a table
     needs no spare row for them.
 
     Attributes:
-        node: The node at each end. [2 * num_events]
-        other: The node at the other end. [2 * num_events]
-        t: When. int64 [2 * num_events]
-        msg: What the event carries. [2 * num_events, msg_channels]
-        earlier: Earlier ends of the same node in this batch. [2 * num_events]
-        later: Later ends of the same node in this batch. [2 * num_events]
-        last: Which end is the last of the same node. [2 * num_events]
-        is_real: False at the ends of padding. [2 * num_events]
-        any_real: Whether there is any event at all. []
+        node: Node at each end. [2 * num_events]
+        other: Node at the other end of the event. [2 * num_events]
+        t: Time of the event. int64 [2 * num_events]
+        msg: Message of the event. [2 * num_events, msg_channels]
+        earlier: Number of earlier ends of the same node in this batch. [2 * num_events]
+        later: Number of later ends of the same node in this batch. [2 * num_events]
+        last: Number of the last end of the same node. [2 * num_events]
+        is_real: False at the ends of padding events. [2 * num_events]
+        any_real: True if the batch has a real event. []
     """
 
     node: Tensor
@@ -39,13 +39,13 @@ class EventEnds:
 
     @staticmethod
     def of(src: Tensor, dst: Tensor, t: Tensor, msg: Tensor, events_mask: Tensor) -> "EventEnds":
-        """The ends of a batch of events, padding last.
+        """Return the ends of a batch of events with padding at its end.
 
         Args:
             src: Sources. [num_events]
             dst: Destinations. [num_events]
             t: Times, ascending. [num_events]
-            msg: What each carries. [num_events, msg_channels]
+            msg: Messages. [num_events, msg_channels]
             events_mask: True where the event is real. [num_events]
 
         Example:
@@ -72,19 +72,19 @@ class EventEnds:
         )
 
     def write(self, table: Tensor, row: Tensor, value: Tensor) -> None:
-        """Writes one row of a table for each end, in place; ends with the same row must bring the same value.
+        """Write one row of a table for each end, in place; ends with the same row must have the same value.
 
         Args:
-            table: The table to write to. [num_rows, ...]
-            row: Where. [2 * num_events]
-            value: What. [2 * num_events, ...]
+            table: Table to write to. [num_rows, ...]
+            row: Row of each end. [2 * num_events]
+            value: Value of each end. [2 * num_events, ...]
         """
         kept = self.any_real.view(*[1] * value.dim())
         table.index_copy_(0, row, torch.where(kept, value, table[row]))
 
 
 def _twice(values: Tensor) -> Tensor:
-    """Each row twice. [num_events, ...] -> [2 * num_events, ...]"""
+    """Return each row twice: [num_events, ...] -> [2 * num_events, ...]."""
     return values.unsqueeze(1).expand(-1, 2, *values.shape[1:]).flatten(0, 1)
 
 
@@ -93,10 +93,10 @@ class RecentNeighbors:
     """The last neighbors of some nodes, in no particular order.
 
     Attributes:
-        node: The neighbors. [num_rows, size]
-        t: When each was met. int64 [num_rows, size]
-        msg: What that event carried. [num_rows, size, msg_channels]
-        mask: True if there is one. [num_rows, size]
+        node: Neighbors. [num_rows, size]
+        t: Time of the event with each neighbor. int64 [num_rows, size]
+        msg: Message of that event. [num_rows, size, msg_channels]
+        mask: True if the slot holds a neighbor. [num_rows, size]
     """
 
     node: Tensor
@@ -106,25 +106,26 @@ class RecentNeighbors:
 
 
 class EventState(nn.Module):
-    """What a module knows of past events: its buffers."""
+    """A module that remembers past events in its buffers."""
 
     @torch.no_grad()
     def reset_state(self) -> None:
-        """Forgets all events."""
+        """Forget all events."""
         for state in self.buffers():
             state.zero_()
 
 
 class LastNeighbors(EventState):
-    """Who each node met in its last events, and what they carried: PyG's `LastNeighborLoader` as state of a module.
+    """The neighbors and messages of each node's last events: PyG's `LastNeighborLoader` as the state of a module.
 
-    Each node has a row of `size` slots that are written in turn. Of a node with more than `size` events in one batch
-    the last stay, where PyG's loader keeps any. State is buffers of fixed shape, which compiled steps write back.
+    Each node has a row of `size` slots that are written in turn. If a node has more than `size` events in one batch,
+    the last events stay; PyG's loader keeps arbitrary ones. The state is in buffers of fixed shape, which compiled
+    steps write back.
 
     Args:
-        num_nodes: Nodes that there are or will be.
-        size: How many events of each node are remembered.
-        msg_channels: What an event carries; may be 0.
+        num_nodes: Nodes of the whole stream.
+        size: Number of events that each node remembers.
+        msg_channels: Numbers in the message of an event; may be 0.
 
     Example:
         >>> last = LastNeighbors(num_nodes=4, size=2, msg_channels=0)
@@ -150,15 +151,15 @@ class LastNeighbors(EventState):
         self.register_buffer("num_events", torch.zeros(num_nodes, dtype=torch.int64))
 
     def forward(self, node: Tensor) -> RecentNeighbors:
-        """The last neighbors of each of the nodes [num_rows]."""
+        """Return the last neighbors of nodes [num_rows]."""
         filled = torch.arange(self.size, device=node.device) < self.num_events[node].unsqueeze(1)
         return RecentNeighbors(node=self.neighbor[node], t=self.time[node], msg=self.msg[node], mask=filled)
 
     @torch.no_grad()
     def insert(self, ends: EventEnds) -> None:
-        """Learns of a batch of events; of a node with more than `size` the last ones stay."""
+        """Insert a batch of events; if a node has more than `size` of them, the last ones stay."""
         count = self.num_events[ends.node]
-        # What is padding or overwritten within the batch repeats what the last end of the same node writes.
+        # Ends of padding, and ends that this batch overwrites, write the same values as the last end of their node.
         place = torch.arange(ends.last.size(0), device=ends.last.device)
         chosen = torch.where(ends.is_real & (ends.later < self.size), place, ends.last)
         slot = ((count + ends.earlier) % self.size)[chosen]

@@ -1,24 +1,30 @@
 """GCN: graph convolutions with symmetrically normalised edges (arXiv:1609.02907)."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from popgeo.nn.models.gnn import GNN, BatchIndex
+from popgeo.nn.models.gnn import GNN, BatchIndex, StackChoices
 from popgeo.ops import scatter
 
 
 class GCN(GNN):
-    """D^-1/2 (A + I) D^-1/2 X Theta + b in each layer, eq. 2 of arXiv:1609.02907.
+    """A graph convolutional network: D^-1/2 (A + I) D^-1/2 X Theta + b in each layer, eq. 2 of arXiv:1609.02907.
 
-    Self-loops are added by arithmetic instead of edges, so the number of edges does not depend on the graph: a
-    node without a self-loop gets one of weight 1, and one it has keeps its weight; several are one of their mean
-    weight. Checkpoints of `torch_geometric.nn.GCN` load as they are. Arguments as in `GNN`, and:
+    Self-loops are added by arithmetic instead of edges, so the number of edges does not depend on the graph. A node
+    without a self-loop gets a self-loop of weight 1; several self-loops of a node become one of their mean weight.
+    Checkpoints of `torch_geometric.nn.GCN` load without changes.
 
     Args:
-        add_self_loops: Let each node see itself.
+        in_channels: Features of a node.
+        hidden_channels: Features between layers.
+        num_layers: Convolutions.
+        out_channels: Features of the result. Default: `hidden_channels`.
+        dropout: Share of features zeroed after each hidden layer in training.
+        add_self_loops: Whether each node also receives its own features.
+        **kwargs: `act`, `act_first`, `norm`, `jk` and `readout`; see `GNN`.
 
     Example:
         >>> model = GCN(in_channels=3, hidden_channels=8, num_layers=2, out_channels=2)
@@ -26,20 +32,31 @@ class GCN(GNN):
         torch.Size([4, 2])
     """
 
-    def __init__(self, *args: Any, add_self_loops: bool = True, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int | None = None,
+        dropout: float = 0.0,
+        *,
+        add_self_loops: bool = True,
+        **kwargs: Unpack[StackChoices],
+    ) -> None:
+        super().__init__(in_channels, hidden_channels, num_layers, out_channels, dropout, **kwargs)
         self.add_self_loops = add_self_loops
 
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
+        """Return a `GCNConv`."""
         return GCNConv(in_channels, out_channels)
 
     def prepare(self, x: Tensor, batched: BatchIndex) -> BatchIndex:
-        """The normalised weight of each edge, and behind them that of each node's self-loop."""
+        """Return the batch with the normalised weights of the edges and, after them, of the nodes' self-loops."""
         return normalized(batched, self.add_self_loops, x.dtype)
 
 
 class GCNConv(nn.Module):
-    """One layer of `GCN`, for edges whose weights `normalized` has made."""
+    """One layer of `GCN`, for edges with the weights that `normalized` returns."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -48,7 +65,7 @@ class GCNConv(nn.Module):
         nn.init.xavier_uniform_(self.lin.weight)
 
     def forward(self, x: Tensor, batched: BatchIndex) -> Tensor:
-        """[num_nodes, in_channels] -> [num_nodes, out_channels]"""
+        """Return the convolved features: [num_nodes, in_channels] -> [num_nodes, out_channels]."""
         assert batched.edge_weight is not None, "GCN.prepare makes the weights"
         x = self.lin(x)
         edges, loops = batched.edge_weight.unsqueeze(1).split([batched.src.size(0), batched.num_nodes])
@@ -56,9 +73,9 @@ class GCNConv(nn.Module):
 
 
 def normalized(batched: BatchIndex, add_self_loops: bool, dtype: torch.dtype) -> BatchIndex:
-    """With w_ji / sqrt(d_j d_i) of each edge as weight, and behind those the self-loops': [num_edges + num_nodes].
+    """Return the batch with the weights w_ji / sqrt(d_j d_i) of the edges and, after them, of the self-loops.
 
-    A node of degree 0 has weights 0, not infinite ones.
+    The weights have shape [num_edges + num_nodes]. A node of degree 0 has weights of 0 instead of infinite weights.
     """
     src, dst, num_nodes = batched.src, batched.dst, batched.num_nodes
     weight = batched.edge_weight

@@ -1,22 +1,27 @@
 """GIN, as expressive as the Weisfeiler-Lehman test (arXiv:1810.00826), and GINE, with features on edges."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from popgeo.nn.mlp import MLP
-from popgeo.nn.models.gnn import GNN, BatchIndex
+from popgeo.nn.models.gnn import GNN, BatchIndex, StackChoices
 
 
 class GIN(GNN):
-    """h_i' = MLP((1 + eps) h_i + sum over neighbors of h_j) in each layer, eq. 4.1 of arXiv:1810.00826.
+    """A graph isomorphism network: h_i' = MLP((1 + eps) h_i + sum over neighbors of h_j), eq. 4.1 of arXiv:1810.00826.
 
-    Checkpoints of `torch_geometric.nn.GIN` load as they are. Arguments as in `GNN`, and:
+    Checkpoints of `torch_geometric.nn.GIN` load without changes.
 
     Args:
-        eps: Weight of a node's own features beyond 1, at the start.
-        train_eps: Learn it.
+        in_channels: Features of a node.
+        hidden_channels: Features between layers.
+        num_layers: Convolutions.
+        out_channels: Features of the result. Default: `hidden_channels`.
+        dropout: Share of features zeroed after each hidden layer in training.
+        eps: Initial weight of a node's own features, beyond 1.
+        train_eps: Whether `eps` is learned.
+        **kwargs: `act`, `act_first`, `norm`, `jk` and `readout`; see `GNN`.
 
     Example:
         >>> model = GIN(in_channels=3, hidden_channels=8, num_layers=2, out_channels=2, readout="add")
@@ -25,20 +30,40 @@ class GIN(GNN):
         torch.Size([2, 2])
     """
 
-    def __init__(self, *args: Any, eps: float = 0.0, train_eps: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int | None = None,
+        dropout: float = 0.0,
+        *,
+        eps: float = 0.0,
+        train_eps: bool = False,
+        **kwargs: Unpack[StackChoices],
+    ) -> None:
         self.eps, self.train_eps = eps, train_eps
-        super().__init__(*args, **kwargs)
+        super().__init__(in_channels, hidden_channels, num_layers, out_channels, dropout, **kwargs)
 
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
+        """Return a `GINConv`."""
         mlp = MLP([in_channels, out_channels, out_channels], self.act, self.act_first, self.norm)
         return GINConv(mlp, self.eps, self.train_eps)
 
 
 class GINE(GIN):
-    """h_i' = MLP((1 + eps) h_i + sum of ReLU(h_j + e_ji)) in each layer (arXiv:1905.12265). Arguments as in `GIN`, and:
+    """A GIN with features on edges: h_i' = MLP((1 + eps) h_i + sum of ReLU(h_j + e_ji)), arXiv:1905.12265.
 
     Args:
-        edge_dim: Features of an edge, mapped linearly to the features of a node.
+        in_channels: Features of a node.
+        hidden_channels: Features between layers.
+        num_layers: Convolutions.
+        out_channels: Features of the result. Default: `hidden_channels`.
+        dropout: Share of features zeroed after each hidden layer in training.
+        edge_dim: Features of an edge, which a linear layer maps to the features of a node.
+        eps: Initial weight of a node's own features, beyond 1.
+        train_eps: Whether `eps` is learned.
+        **kwargs: `act`, `act_first`, `norm`, `jk` and `readout`; see `GNN`.
 
     Example:
         >>> model = GINE(in_channels=3, hidden_channels=8, num_layers=2, edge_dim=5)
@@ -46,17 +71,31 @@ class GINE(GIN):
         torch.Size([4, 8])
     """
 
-    def __init__(self, *args: Any, edge_dim: int, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int | None = None,
+        dropout: float = 0.0,
+        *,
+        edge_dim: int,
+        eps: float = 0.0,
+        train_eps: bool = False,
+        **kwargs: Unpack[StackChoices],
+    ) -> None:
         self.edge_dim = edge_dim
-        super().__init__(*args, **kwargs)
+        sizes = in_channels, hidden_channels, num_layers, out_channels
+        super().__init__(*sizes, dropout, eps=eps, train_eps=train_eps, **kwargs)
 
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
+        """Return a `GINEConv`."""
         mlp = MLP([in_channels, out_channels, out_channels], self.act, self.act_first, self.norm)
         return GINEConv(mlp, in_channels, self.edge_dim, self.eps, self.train_eps)
 
 
 class GINConv(nn.Module):
-    """One layer of `GIN`. `eps` is a parameter if it is trained, otherwise a buffer, as in PyG's checkpoints."""
+    """One layer of `GIN`; `eps` is a parameter if it is trained, otherwise a buffer, as in PyG's checkpoints."""
 
     eps: Tensor
 
@@ -69,7 +108,7 @@ class GINConv(nn.Module):
             self.register_buffer("eps", torch.full((1,), eps))
 
     def forward(self, x: Tensor, batched: BatchIndex) -> Tensor:
-        """[num_nodes, in_channels] -> [num_nodes, out_channels]"""
+        """Return the nodes' new features: [num_nodes, in_channels] -> [num_nodes, out_channels]."""
         return self._update(x, batched.at_destination(batched.at_source(x)), batched)
 
     def _update(self, x: Tensor, messages: Tensor, batched: BatchIndex) -> Tensor:
@@ -84,7 +123,11 @@ class GINEConv(GINConv):
         self.lin = nn.Linear(edge_dim, in_channels)
 
     def forward(self, x: Tensor, batched: BatchIndex) -> Tensor:
-        """[num_nodes, in_channels] -> [num_nodes, out_channels]"""
+        """Return the nodes' new features: [num_nodes, in_channels] -> [num_nodes, out_channels].
+
+        Raises:
+            ValueError: the edges have no features.
+        """
         if batched.edge_attr is None:
             raise ValueError("GINE needs features on edges: pass edge_attr [num_edges, edge_dim], or use GIN.")
         messages = torch.relu(batched.at_source(x) + self.lin(batched.edge_attr))

@@ -4,6 +4,7 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,19 @@ from popgeo.ops.refusals import check_choice, check_ends, check_least, require
 
 @dataclass(frozen=True, kw_only=True)
 class BatchIndex:
-    """Edges and graphs of a batch, as the convolutions and norms of every layer need them."""
+    """The edges and graphs of a batch, as the convolutions and norms of every layer read them.
+
+    Attributes:
+        src: Source of each edge. [num_edges]
+        dst: Destination of each edge. [num_edges]
+        num_nodes: Nodes of the batch, padding included.
+        plan: Plans of both ends of the edges; None in captured code.
+        edge_weight: Weight of each edge; after `GCN.prepare` also of each self-loop. [num_edges (+ num_nodes)]
+        edge_attr: Features of each edge. [num_edges, edge_dim]
+        batch: Graph of each node. [num_nodes]
+        num_graphs: Graphs in the batch, padding included.
+        nodes_mask: True where the node is real. [num_nodes]
+    """
 
     src: Tensor
     dst: Tensor
@@ -34,24 +47,42 @@ class BatchIndex:
     nodes_mask: Tensor | None = None
 
     def at_source(self, x: Tensor) -> Tensor:
-        """x_j: what each edge's source holds. [num_nodes, channels] -> [num_edges, channels]"""
+        """Return x_j, the row of each edge's source: [num_nodes, channels] -> [num_edges, channels]."""
         return gather(x, self.src, plan=self.plan.src if self.plan else None)
 
     def at_destination(self, message: Tensor, reduce: str = "sum") -> Tensor:
-        """Reduces the messages that arrive at each node. [num_edges, channels] -> [num_nodes, channels]"""
+        """Reduce the messages that arrive at each node: [num_edges, channels] -> [num_nodes, channels]."""
         plan = self.plan.dst if self.plan else None
         if reduce == "max":
             return max_or_nan(message, self.dst, self.num_nodes, plan)
         return scatter(message, self.dst, dim=0, dim_size=self.num_nodes, reduce=reduce, plan=plan)
 
     def of_destination(self, x: Tensor) -> Tensor:
-        """x_i: what each edge's destination holds. [num_nodes, channels] -> [num_edges, channels]"""
+        """Return x_i, the row of each edge's destination: [num_nodes, channels] -> [num_edges, channels]."""
         return gather(x, self.dst, plan=self.plan.dst if self.plan else None)
 
     def back_at_source(self, message: Tensor) -> Tensor:
-        """Sums what each node's outgoing edges hold. [num_edges, channels] -> [num_nodes, channels]"""
+        """Sum the rows of each node's outgoing edges: [num_edges, channels] -> [num_nodes, channels]."""
         plan = self.plan.src if self.plan else None
         return scatter(message, self.src, dim=0, dim_size=self.num_nodes, plan=plan)
+
+
+class StackChoices(TypedDict, total=False):
+    """The choices that GCN, GIN, GINE and GraphSAGE hand to `GNN`.
+
+    Attributes:
+        act: Activation, by its name in `torch.nn.functional` or as a function. Default: "relu".
+        act_first: Whether the activation comes before the norm. Default: False.
+        norm: `"batch_norm"`, `"layer_norm"`, `"graph_norm"`, `"instance_norm"` or None. Default: None.
+        jk: Jumping knowledge: `"last"`, `"cat"`, `"max"` or None. Default: None.
+        readout: `"add"`, `"mean"` or `"max"` for one row per graph; None for one row per node. Default: None.
+    """
+
+    act: str | Callable[[Tensor], Tensor]
+    act_first: bool
+    norm: str | None
+    jk: str | None
+    readout: str | None
 
 
 def enter(
@@ -64,7 +95,11 @@ def enter(
     nodes_mask: Tensor | None,
     edges_mask: Tensor | None,
 ) -> tuple[Tensor, BatchIndex]:
-    """A batch as it comes to a model: padding, even NaN, is zero from here on, and edges stay in it."""
+    """Return the features and the `BatchIndex` of a batch, with zeros in padding and padding edges at the last node.
+
+    Raises:
+        ValueError: a shape or the type of a mask does not fit, or `edges_mask` hides edges while the last node is real.
+    """
     if x.dim() != 2:
         raise ValueError(f"x has shape {tuple(x.shape)}; it is [num_nodes, in_channels]. Pass x.view(-1, in_channels).")
     check_ends(edge_index)
@@ -76,7 +111,7 @@ def enter(
                 f"edge_weight has shape {tuple(edge_weight.shape)}; it is one number for each of the "
                 f"{edge_index.size(1)} edges. Features of several numbers are edge_attr."
             )
-        edge_weight = edge_weight.flatten()  # [num_edges, 1] is PyG's as well
+        edge_weight = edge_weight.flatten()  # PyG also takes [num_edges, 1]
     if nodes_mask is not None:
         # Zeroed once at the door: a NaN in a padding row times a zero gradient would be NaN in the weights.
         x = torch.where(nodes_mask.unsqueeze(1), x, 0.0)
@@ -102,24 +137,24 @@ def enter(
 
 @names_arguments
 class GNN(nn.Module):
-    """A stack of graph convolutions; each model says which by `init_conv`.
+    """A stack of graph convolutions; each model makes its convolutions by `init_conv`.
 
     Args:
         in_channels: Features of a node.
         hidden_channels: Features between layers.
         num_layers: Convolutions.
-        out_channels: Features of the result; `hidden_channels` when left out.
+        out_channels: Features of the result. Default: `hidden_channels`.
         dropout: Share of features zeroed after each hidden layer in training.
-        act: Activation, by PyG's name for it or as a function.
-        act_first: Activate before the norm.
-        norm: `"batch_norm"`, `"layer_norm"`, `"graph_norm"`, `"instance_norm"` or None. None of them sees padding.
+        act: Activation, by its name in `torch.nn.functional` or as a function.
+        act_first: Whether the activation comes before the norm.
+        norm: `"batch_norm"`, `"layer_norm"`, `"graph_norm"`, `"instance_norm"` or None. Padding enters no norm.
             `"layer_norm"` is PyG's with `norm_kwargs={"mode": "node"}`; PyG's default averages all nodes of a graph.
         jk: Jumping knowledge (arXiv:1806.03536): a final linear map of the last layer (`"last"`), of all layers side by
-            side (`"cat"`) or of their maximum (`"max"`); None ends with the last convolution.
-        readout: What graphs are of their nodes, `"add"`, `"mean"` or `"max"`; None leaves one row for each node.
+            side (`"cat"`) or of their maximum (`"max"`). Default: the result of the last convolution.
+        readout: Reduction of each graph's nodes: `"add"`, `"mean"` or `"max"`. Default: one row per node.
 
     Raises:
-        ValueError: an unknown norm, jump or readout.
+        ValueError: the norm, the jump or the readout is unknown, or there is no layer.
     """
 
     def __init__(
@@ -154,10 +189,10 @@ class GNN(nn.Module):
 
     @abstractmethod
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
-        """One convolution: a module called with `x` [num_nodes, in_channels] and the `BatchIndex` edges."""
+        """Return one convolution: a module that is called with `x` [num_nodes, in_channels] and a `BatchIndex`."""
 
     def prepare(self, x: Tensor, batched: BatchIndex) -> BatchIndex:
-        """What all layers share and the model computes once, such as GCN's edge weights."""
+        """Return the batch with values that all layers share, such as GCN's edge weights. Default: the batch itself."""
         return batched
 
     def forward(
@@ -172,24 +207,25 @@ class GNN(nn.Module):
         nodes_mask: Tensor | None = None,
         edges_mask: Tensor | None = None,
     ) -> Tensor:
-        """One row for each node, or for each graph if the model has a readout.
+        """Return one row per node, or one row per graph if the model has a readout.
 
         Args:
             x: Features. [num_nodes, in_channels]
             edge_index: Source and destination of each edge. [2, num_edges]
-            edge_weight: Weight of each edge, where the model uses one. [num_edges]
-            edge_attr: Features of each edge, where the model uses them. [num_edges, edge_dim]
+            edge_weight: Weight of each edge, if the model uses weights. [num_edges]
+            edge_attr: Features of each edge, if the model uses them. [num_edges, edge_dim]
             batch: Graph of each node, ascending. [num_nodes]
-            num_graphs: Graphs in the batch, padding included; needed by a readout and by norms of graphs.
+            num_graphs: Graphs in the batch, padding included; required by a readout and by norms of graphs.
             nodes_mask: True where the node is real. [num_nodes]
-            edges_mask: True where the edge is real; others are moved to the last node, which must be padding then.
+            edges_mask: True where the edge is real. The model moves the other edges to the last node, which must be
+                padding. [num_edges]
 
         Returns:
             [num_nodes, out_channels], or with a readout [num_graphs, out_channels].
 
         Raises:
-            ValueError: a readout or a norm of graphs without `batch` and `num_graphs`; or edges that are not real,
-                and a last node that is.
+            ValueError: a readout or a norm of graphs lacks `batch` or `num_graphs`; or `edges_mask` hides edges while
+                the last node is real.
         """
         x, batched = enter(x, edge_index, edge_weight, edge_attr, batch, num_graphs, nodes_mask, edges_mask)
         x = self._layers(x, self.prepare(x, batched))
@@ -200,6 +236,7 @@ class GNN(nn.Module):
         return READOUTS[self.readout](x, batch, num_graphs)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return (
             f"num_layers={self.num_layers}, act={getattr(self.act, '__name__', self.act)}, norm={self.norm!r}, "
             f"dropout={self.dropout}, jk={self.jk!r}, readout={self.readout!r}"
@@ -219,7 +256,7 @@ class GNN(nn.Module):
         return x if self.jk is None else self.lin(x)
 
     def _between(self, x: Tensor, norm: nn.Module, batched: BatchIndex) -> Tensor:
-        """Norm, activation and dropout after a hidden layer."""
+        """Apply norm, activation and dropout after a hidden layer."""
         if self.act_first:
             x = self.act(x)
         if self.norm is not None:
@@ -230,10 +267,10 @@ class GNN(nn.Module):
 
 
 def make_activation(act: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The activation of this name in torch, or the function itself.
+    """Return the function of this name in `torch.nn.functional`, or the function itself.
 
     Raises:
-        ValueError: torch has no activation of this name.
+        ValueError: torch has no function of this name.
 
     Example:
         >>> make_activation("relu")(torch.tensor([-1.0, 1.0]))

@@ -18,22 +18,23 @@ from popgeo.ops.refusals import check_choice
 
 
 class GPSConv(nn.Module):
-    """One layer: MLP(MPNN(X, E, A) + GlobalAttn(X)), eq. 2 to 5 of arXiv:2205.12454.
+    """One layer of GPS: MLP(MPNN(X, E, A) + GlobalAttn(X)), eq. 2 to 5 of arXiv:2205.12454.
 
-    Each of the three parts has a residual connection and a norm behind it. Checkpoints of PyG's `GPSConv` load as they
-    are, where the convolution's do.
+    Each of the three parts is followed by a residual connection and a norm. Checkpoints of PyG's `GPSConv` load without
+    changes if those of its convolution do.
 
     Args:
         channels: Features of a node.
-        conv: Message passing, called with `x` and the `BatchIndex`, such as `GINEConv`; None: attention only.
+        conv: Message passing, such as `GINEConv`, which is called with `x` and the `BatchIndex`; None for attention
+            alone.
         heads: Attention heads.
-        dropout: Share of features zeroed behind each part in training.
-        act: Activation of the MLP, by torch's name for it or as a function.
-        norm: `"batch_norm"`, `"layer_norm"`, `"graph_norm"`, `"instance_norm"` or None. None of them sees padding.
+        dropout: Share of features zeroed after each part in training.
+        act: Activation of the MLP, by its name in `torch.nn.functional` or as a function.
+        norm: `"batch_norm"`, `"layer_norm"`, `"graph_norm"`, `"instance_norm"` or None. Padding enters no norm.
         attention_dropout: Share of attention weights zeroed in training.
 
     Raises:
-        ValueError: the heads do not divide the channels, or an unknown norm or activation.
+        ValueError: the heads do not divide the channels, or the norm or the activation is unknown.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class GPSConv(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, batched: BatchIndex, same_graph: SameGraph, bias: Tensor | None = None) -> Tensor:
-        """[num_nodes, channels] -> the same; `bias` as in `GraphAttention`."""
+        """Return the nodes' new features, [num_nodes, channels]; `GraphAttention` explains `bias`."""
 
         def normed(norm: nn.Module | None, h: Tensor) -> Tensor:
             return h if norm is None else norm(h, batched.batch, batched.num_graphs, batched.nodes_mask)
@@ -75,30 +76,30 @@ class GPSConv(nn.Module):
 
 @names_arguments
 class GPS(nn.Module):
-    """A stack of `GPSConv` with a readout and a head: graphs or nodes of a pack, each seeing all of its own graph.
+    """A stack of `GPSConv` with a readout and a head; each node attends to all nodes of its graph.
 
     Positional and structural encodings are features: `popgeo.nn.RandomWalkEncoding` and `LaplacianEncoding` compute
-    them once, and they are concatenated to `x`. Features of pairs are a bias of the attention.
+    them once, and the caller concatenates them to `x`. Features of pairs are a bias of the attention.
 
     Args:
         in_channels: Features of a node, encodings included.
         hidden_channels: Features between layers.
         num_layers: Layers.
-        out_channels: Features of the result; `hidden_channels` without a head when left out.
-        edge_dim: Features of an edge; needed by `conv="gine"`.
+        out_channels: Features of the result. Default: `hidden_channels`, without a head.
+        edge_dim: Features of an edge; required by `conv="gine"`.
         conv: `"gine"`, `"gin"`, `"gcn"`, or None for attention alone.
         heads: Attention heads.
         dropout: Share of features zeroed in training.
         attention_dropout: Share of attention weights zeroed in training.
-        act: Activation, by torch's name for it or as a function.
-        norm: Norm behind each part, as in `GPSConv`.
-        readout: What graphs are of their nodes, `"add"`, `"mean"` or `"max"`; None leaves one row for each node.
-        max_num_nodes: Nodes of the largest real graph: attention may then be padded, where `cheaper_form` says so.
-        attention: `"pack"` or `"padded"`, instead of what `cheaper_form` says.
-        pair_bias: What makes a bias of what is known of pairs, such as `popgeo.nn.PairBias`.
+        act: Activation, by its name in `torch.nn.functional` or as a function.
+        norm: Norm after each part: `"batch_norm"`, `"layer_norm"`, `"graph_norm"`, `"instance_norm"` or None.
+        readout: Reduction of each graph's nodes: `"add"`, `"mean"` or `"max"`. Default: one row per node.
+        max_num_nodes: Nodes of the largest real graph. With it `cheaper_form` may choose padded attention.
+        attention: `"pack"` or `"padded"`. Default: the choice of `cheaper_form`.
+        pair_bias: Module that turns features of pairs into a bias, such as `popgeo.nn.PairBias`.
 
     Raises:
-        ValueError: an unknown convolution, norm, readout or form, or `conv="gine"` without `edge_dim`.
+        ValueError: the convolution, norm, readout or form is unknown, or `conv="gine"` has no `edge_dim`.
 
     Example:
         >>> model = GPS(in_channels=3, hidden_channels=8, num_layers=2, out_channels=1, conv="gin", readout="add")
@@ -168,23 +169,23 @@ class GPS(nn.Module):
         edges_mask: Tensor | None = None,
         **pairs: Tensor,
     ) -> Tensor:
-        """One row for each node, or for each graph if the model has a readout.
+        """Return one row per node, or one row per graph if the model has a readout.
 
         Args:
             x: Features and encodings. [num_nodes, in_channels]
             edge_index: Source and destination of each edge. [2, num_edges]
-            edge_attr: Features of each edge, where the model uses them. [num_edges, edge_dim]
-            batch: Graph of each node, ascending; one graph when left out. [num_nodes]
-            num_graphs: Graphs in the batch, padding included; needed with `batch`.
+            edge_attr: Features of each edge, if the model uses them. [num_edges, edge_dim]
+            batch: Graph of each node, ascending. Default: one graph. [num_nodes]
+            num_graphs: Graphs in the batch, padding included; required with `batch`.
             nodes_mask: True where the node is real. [num_nodes]
             edges_mask: True where the edge is real. [num_edges]
-            pairs: What `pair_bias` takes by name, such as `hops`. Each [num_nodes, max_num_nodes]
+            **pairs: Arguments of `pair_bias` by name, such as `hops`. Each [num_nodes, max_num_nodes]
 
         Returns:
             [num_nodes, out_channels], or with a readout [num_graphs, out_channels].
 
         Raises:
-            ValueError: `batch` without `num_graphs`, pairs without a `pair_bias`, or a graph larger than
+            ValueError: `batch` has no `num_graphs`, there are pairs but no `pair_bias`, or a graph is larger than
                 `max_num_nodes`.
         """
         if batch is None:
@@ -205,14 +206,16 @@ class GPS(nn.Module):
 
 
 class _Activation(nn.Module):
-    """An activation as a module, which has a place but no parameters in a checkpoint."""
+    """An activation as a module, so that the layers around it have PyG's numbers in a checkpoint."""
 
     def __init__(self, act: str | Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.act = make_activation(act)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the activated features."""
         return self.act(x)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return getattr(self.act, "__name__", str(self.act))

@@ -13,8 +13,8 @@ from popgeo.ops import gather, global_add_pool
 class GPSPlusPlus(nn.Module):
     """A stack of GPS++ layers, eq. 1 to 3 of arXiv:2212.02229, and a head on the sum of each graph's nodes.
 
-    It is said of a pack of graphs: X are features of nodes, E of edges, g of graphs, B biases of pairs. Encodings and
-    what else is known of a node are concatenated to `x`.
+    In the paper's letters X are features of nodes, E of edges and g of graphs, and B are biases of pairs. The caller
+    concatenates encodings and other features of a node to `x`.
 
     Args:
         in_channels: Features of a node, encodings included.
@@ -22,19 +22,19 @@ class GPSPlusPlus(nn.Module):
         num_layers: Layers.
         out_channels: Features of the result.
         edge_dim: Features of an edge.
-        edge_channels: Features of an edge between layers; half of `hidden_channels` when left out.
-        graph_channels: Features of a graph between layers; a quarter of `hidden_channels` when left out.
+        edge_channels: Features of an edge between layers. Default: half of `hidden_channels`.
+        graph_channels: Features of a graph between layers. Default: a quarter of `hidden_channels`.
         heads: Attention heads.
-        pair_bias: What makes B of what is known of pairs, such as `popgeo.nn.PairBias`.
-        max_num_nodes: Nodes of the largest real graph: attention may then be padded, where `cheaper_form` says so.
-        attention: `"pack"` or `"padded"`, instead of what `cheaper_form` says.
-        dropout: Share of features of nodes and graphs zeroed in training, behind each part.
+        pair_bias: Module that turns features of pairs into B, such as `popgeo.nn.PairBias`.
+        max_num_nodes: Nodes of the largest real graph. With it `cheaper_form` may choose padded attention.
+        attention: `"pack"` or `"padded"`. Default: the choice of `cheaper_form`.
+        dropout: Share of features of nodes and graphs zeroed in training, after each part.
         attention_dropout: Share of attention weights zeroed in training.
-        stochastic_depth: Share of the graphs for which the last layer's parts are left out in training; before, in
-            proportion to the depth.
+        stochastic_depth: Share of the graphs for which the last layer's parts are left out in training. Earlier layers
+            have a share in proportion to their depth.
 
     Raises:
-        ValueError: the heads do not divide the channels, or an unknown form.
+        ValueError: the heads do not divide the channels, or the form is unknown.
 
     Example:
         >>> model = GPSPlusPlus(in_channels=3, hidden_channels=8, num_layers=2, out_channels=1, edge_dim=2, heads=2)
@@ -78,14 +78,32 @@ class GPSPlusPlus(nn.Module):
         self.head = MLP([hidden_channels, hidden_channels, out_channels], F.gelu)
 
     def forward(
-        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor, *, num_graphs: int, **inputs: Tensor
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor,
+        batch: Tensor,
+        *,
+        num_graphs: int,
+        nodes_mask: Tensor | None = None,
+        edges_mask: Tensor | None = None,
+        **pairs: Tensor,
     ) -> Tensor:
-        """Predictions for each graph; arguments as in `embed`. [num_graphs, out_channels]"""
-        nodes, _, _ = self.embed(x, edge_index, edge_attr, batch, num_graphs=num_graphs, **inputs)
+        """Return predictions for each graph, [num_graphs, out_channels]; `embed` explains the arguments."""
+        nodes, _, _ = self.embed(
+            x,
+            edge_index,
+            edge_attr,
+            batch,
+            num_graphs=num_graphs,
+            nodes_mask=nodes_mask,
+            edges_mask=edges_mask,
+            **pairs,
+        )
         return self.read_out(nodes, batch, num_graphs)
 
     def read_out(self, nodes: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-        """MLP(sum of x_i): [num_nodes, hidden_channels] -> [num_graphs, out_channels]"""
+        """Return MLP(sum of x_i): [num_nodes, hidden_channels] -> [num_graphs, out_channels]."""
         return self.head(global_add_pool(nodes, batch, num_graphs))
 
     def embed(
@@ -100,7 +118,7 @@ class GPSPlusPlus(nn.Module):
         edges_mask: Tensor | None = None,
         **pairs: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """X, E and g behind the last layer, for heads of one's own, such as one that denoises.
+        """Return X, E and g after the last layer, for other heads, such as a denoiser.
 
         Args:
             x: Features and encodings. [num_nodes, in_channels]
@@ -110,13 +128,13 @@ class GPSPlusPlus(nn.Module):
             num_graphs: Graphs in the batch, padding included.
             nodes_mask: True where the node is real. [num_nodes]
             edges_mask: True where the edge is real. [num_edges]
-            pairs: What `pair_bias` takes by name, such as `hops`. Each [num_nodes, max_num_nodes]
+            **pairs: Arguments of `pair_bias` by name, such as `hops`. Each [num_nodes, max_num_nodes]
 
         Returns:
             [num_nodes, hidden_channels], [num_edges, edge_channels] and [num_graphs, graph_channels].
 
         Raises:
-            ValueError: pairs without a `pair_bias`, or a graph larger than `max_num_nodes`.
+            ValueError: there are pairs but no `pair_bias`, or a graph is larger than `max_num_nodes`.
         """
         x, batched = enter(x, edge_index, None, edge_attr, batch, num_graphs, nodes_mask, edges_mask)
         same_graph = SameGraph.of(batch, num_graphs, self.max_num_nodes, nodes_mask, self.attention)
@@ -128,7 +146,7 @@ class GPSPlusPlus(nn.Module):
 
 
 class GPSPlusPlusLayer(nn.Module):
-    """X' = FFN(Y + Z), where Y, E', g' = MPNN(X, E, g) and Z = BiasedAttn(X, B): eq. 1 to 3 of arXiv:2212.02229.
+    """One layer: X' = FFN(Y + Z) with Y, E', g' = MPNN(X, E, g) and Z = BiasedAttn(X, B), arXiv:2212.02229, eq. 1 to 3.
 
     Args:
         channels: Features of a node, an edge and a graph.
@@ -154,10 +172,13 @@ class GPSPlusPlusLayer(nn.Module):
     def forward(
         self, state: tuple[Tensor, Tensor, Tensor], batched: BatchIndex, same_graph: SameGraph, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """X [num_nodes, node], E [num_edges, edge], g [num_graphs, graph] -> the same; `bias` as in attention."""
+        """Return the new X [num_nodes, node], E [num_edges, edge] and g [num_graphs, graph].
+
+        `GraphAttention` explains `bias`.
+        """
         x, e, g = state
         batch, num_graphs = batched.batch, g.size(0)
-        assert batch is not None, "GPSPlusPlus asks for it"
+        assert batch is not None, "GPSPlusPlus requires it"
         y, e, g = self._pass_messages(x, e, g, batched, batch)
         h = F.dropout(self.attn(x, same_graph, bias), self.dropout, self.training)
         z = self.norm_z(self._kept(h, batch, num_graphs) + x)
@@ -168,7 +189,10 @@ class GPSPlusPlusLayer(nn.Module):
     def _pass_messages(
         self, x: Tensor, e: Tensor, g: Tensor, batched: BatchIndex, batch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """MPNN: edges see their ends, nodes the edges and neighbors of both directions, graphs both (eq. 4 to 10)."""
+        """Update edges from their ends, nodes from edges and neighbors of both directions, and graphs from both.
+
+        This is the MPNN of eq. 4 to 10.
+        """
         num_graphs = g.size(0)
         of_edge = batch.index_select(0, batched.dst)  # [num_edges]
         x_u, x_v = batched.at_source(x), batched.of_destination(x)
@@ -183,7 +207,7 @@ class GPSPlusPlusLayer(nn.Module):
         return self.norm_y(x_new + x), e + self._kept(e_new, of_edge, num_graphs), g + g_new
 
     def _kept(self, rows: Tensor, graph: Tensor, num_graphs: int) -> Tensor:
-        """Stochastic depth (arXiv:1603.09382): in training zero for some graphs as a whole, and more for the others."""
+        """Apply stochastic depth (arXiv:1603.09382): in training zero some graphs and scale up the others."""
         if not self.training or self.skip == 0:
             return rows
         kept = torch.rand(num_graphs, 1, dtype=rows.dtype, device=rows.device) >= self.skip

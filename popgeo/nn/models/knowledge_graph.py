@@ -1,8 +1,8 @@
-"""What the embeddings of knowledge graphs share: a query is made of two parts of a triple and compared with the third.
+"""The base class of embeddings of knowledge graphs: two parts of a triple make a query for the third part.
 
-A triple (h, r, t) says that the relation r leads from the head h to the tail t. Each model here scores it by what it
-makes of one entity and the relation, the query, and how near that is to the other entity; so one query can be compared
-with all entities by one product of matrices, for training and for ranking.
+A triple (h, r, t) says that the relation r leads from the head h to the tail t. Each model combines one entity and the
+relation into a query, and scores the triple by the similarity of query and other entity. So one product of matrices
+compares one query with all entities, for training and for ranking.
 """
 
 from abc import abstractmethod
@@ -16,7 +16,7 @@ from popgeo.ops.refusals import check_least
 
 
 class TripleEnd(str, Enum):
-    """Which end of a triple is asked for."""
+    """The end of a triple that a query asks for."""
 
     HEAD = "head"
     """(?, r, t)"""
@@ -25,17 +25,17 @@ class TripleEnd(str, Enum):
 
 
 class Similarity(Protocol):
-    """How near queries are to entities; larger is nearer."""
+    """A measure of how near queries are to entities; larger is nearer."""
 
     def of_rows(self, query: Tensor, entity: Tensor) -> Tensor:
-        """Row by row. [..., width], [..., width] -> [...]"""
+        """Compare queries and entities row by row: [..., width], [..., width] -> [...]."""
 
     def of_pairs(self, query: Tensor, entities: Tensor) -> Tensor:
-        """Every query with every entity. [..., queries, width], [..., entities, width] -> [..., queries, entities]"""
+        """Compare every query with every entity: [..., q, width], [..., e, width] -> [..., q, e]."""
 
 
 class Dot:
-    """The inner product.
+    """The inner product as similarity.
 
     Example:
         >>> Dot().of_pairs(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 1.0], [0.0, 3.0]]))
@@ -43,19 +43,19 @@ class Dot:
     """
 
     def of_rows(self, query: Tensor, entity: Tensor) -> Tensor:
-        """[..., width], [..., width] -> [...]"""
+        """Return the product of each row: [..., width], [..., width] -> [...]."""
         return (query * entity).sum(-1)
 
     def of_pairs(self, query: Tensor, entities: Tensor) -> Tensor:
-        """[..., queries, width], [..., entities, width] -> [..., queries, entities]"""
+        """Return the product of each pair: [..., q, width], [..., e, width] -> [..., q, e]."""
         return query @ entities.transpose(-1, -2)
 
 
 class Nearness:
-    """A constant less the distance.
+    """A constant minus the distance, as similarity.
 
     Args:
-        p: Which norm measures the distance.
+        p: Order of the norm that measures the distance.
         at_zero: The constant.
 
     Example:
@@ -67,25 +67,25 @@ class Nearness:
         self.p, self.at_zero = p, at_zero
 
     def of_rows(self, query: Tensor, entity: Tensor) -> Tensor:
-        """[..., width], [..., width] -> [...]"""
+        """Return the nearness of each row: [..., width], [..., width] -> [...]."""
         return self.at_zero - torch.linalg.vector_norm(query - entity, ord=self.p, dim=-1)
 
     def of_pairs(self, query: Tensor, entities: Tensor) -> Tensor:
-        """[..., queries, width], [..., entities, width] -> [..., queries, entities]"""
-        # Through a matrix product, |q|^2 - 2 qe + |e|^2, small distances would lose most of their digits.
+        """Return the nearness of each pair: [..., q, width], [..., e, width] -> [..., q, e]."""
+        # With a matrix product, |q|^2 - 2 qe + |e|^2, small distances would lose most of their digits.
         return self.at_zero - torch.cdist(query, entities, p=self.p, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 class KnowledgeGraphModel(nn.Module):
-    """Scores triples by embeddings of their entities and relations; the four models differ in `query`.
+    """A model that scores triples by embeddings of their entities and relations; the four models differ in `query`.
 
-    Parameters have the names of `torch_geometric.nn.kge`, whose checkpoints load as they are.
+    Parameters have the names of `torch_geometric.nn.kge`, so its checkpoints load without changes.
 
     Args:
         num_nodes: Entities.
         num_relations: Relations.
-        hidden_channels: Numbers of an embedding, complex ones where the model has such.
-        similarity: What compares a query with an entity.
+        hidden_channels: Numbers of an embedding; complex numbers if the model is complex.
+        similarity: Measure that compares a query with an entity.
         is_complex: Whether entities have an imaginary part.
 
     Raises:
@@ -107,7 +107,7 @@ class KnowledgeGraphModel(nn.Module):
             self.node_emb_im = nn.Embedding(num_nodes, hidden_channels)
 
     def reset_parameters(self) -> None:
-        """Draws Xavier-uniform weights, entities first."""
+        """Draw Xavier-uniform weights, entities first."""
         for _, table in sorted(self.named_parameters()):
             nn.init.xavier_uniform_(table)
 
@@ -118,30 +118,30 @@ class KnowledgeGraphModel(nn.Module):
 
     @abstractmethod
     def query(self, known: Tensor, relation: Tensor, side: TripleEnd) -> Tensor:
-        """What is compared with the entities that may be at `side`, given the other end. [..., width] both"""
+        """Return the query for the entity at `side`, from the other end and the relation; all are [..., width]."""
 
     def entities(self, index: Tensor) -> Tensor:
-        """Entities as the model compares them: real parts, then imaginary ones. [...] -> [..., width]"""
+        """Return the embeddings of entities, real parts first and then imaginary parts: [...] -> [..., width]."""
         real = self.node_emb(index)
         return torch.cat([real, self.node_emb_im(index)], dim=-1) if self.is_complex else real
 
     def relations(self, index: Tensor) -> Tensor:
-        """Relations as `query` takes them. [...] -> [..., width]"""
+        """Return the embeddings of relations as `query` takes them: [...] -> [..., width]."""
         return self.rel_emb(index)
 
     def forward(self, head_index: Tensor, rel_type: Tensor, tail_index: Tensor) -> Tensor:
-        """The score of each triple; the larger, the more likely. [...] three times -> [...]"""
+        """Return the score of each triple, larger for more likely triples: three times [...] -> [...]."""
         query = self.query(self.entities(head_index), self.relations(rel_type), TripleEnd.TAIL)
         return self.similarity.of_rows(query, self.entities(tail_index))
 
     def score_candidates(self, known: Tensor, rel_type: Tensor, side: TripleEnd, candidates: Tensor) -> Tensor:
-        """The scores of the triples that each candidate would make in place of the end that is asked for.
+        """Return the score of each triple with each candidate at one end.
 
         Args:
-            known: The other end of each triple. [num_queries]
-            rel_type: Their relations. [num_queries]
-            side: Which end is asked for.
-            candidates: Entities to put there. [num_candidates]
+            known: Entity at the other end of each triple. [num_queries]
+            rel_type: Relation of each triple. [num_queries]
+            side: End of the triple that the candidates take.
+            candidates: Entities to compare. [num_candidates]
 
         Returns:
             [num_queries, num_candidates]
@@ -150,11 +150,12 @@ class KnowledgeGraphModel(nn.Module):
         return self.similarity.of_pairs(query, self.entities(candidates))
 
     def cubes(self, rows: Tensor) -> Tensor:
-        """The sum of the cubed absolute values of each row, the N3 norm of arXiv:1806.07297. [..., width] -> [...]"""
+        """Return each row's sum of cubed absolute values, the N3 norm of arXiv:1806.07297: [..., width] -> [...]."""
         if self.is_complex:
             real, imaginary = rows.chunk(2, dim=-1)
             return (real.square() + imaginary.square()).pow(1.5).sum(-1)
         return rows.abs().pow(3).sum(-1)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"{self.num_nodes}, num_relations={self.num_relations}, hidden_channels={self.hidden_channels}"

@@ -1,4 +1,4 @@
-"""Many tasks on one trunk: labels of graphs and of nodes, most of them missing, in mixed packs (arXiv:2310.04292)."""
+"""Many tasks on one trunk: labels of graphs and of nodes, with missing labels, in mixed packs (arXiv:2310.04292)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from popgeo.ops.refusals import check_choice, check_least, check_shapes
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is predicted: some labels of each graph, or of each node.
+    """A task: the labels to predict for each graph, or for each node.
 
     Attributes:
-        name: By which predictions and labels are found.
+        name: Key of the predictions and of the labels.
         num_labels: Labels of one graph or node.
         level: `"graph"` or `"node"`.
-        loss: Called with predictions, labels and a mask of the same shape, such as `popgeo.nn.l1_loss` or
+        loss: Function of predictions, labels and a mask of the same shape, such as `popgeo.nn.l1_loss` or
             `binary_cross_entropy`.
-        weight: Of its loss in the sum.
+        weight: Weight of the task's loss in the sum.
 
     Raises:
-        ValueError: no label, an unknown level, or a weight that is not positive.
+        ValueError: there is no label, the level is unknown, or the weight is not positive.
     """
 
     name: str
@@ -47,16 +47,16 @@ class Multitask(nn.Module):
     """A shared trunk with a head for each task, as in Graphium's baselines (arXiv:2310.04292, sec. 5).
 
     Args:
-        trunk: Makes `channels` features of each node, such as `GINE`, `GIN`, `GCN` or `GPS` without a readout.
-            Checkpoints of PyG's load into it.
-        channels: Features that it makes.
-        tasks: The tasks to predict.
-        hidden_channels: Of each head; `channels` when left out.
-        readout: What graphs are of their nodes, `"add"`, `"mean"` or `"max"`.
+        trunk: Model that returns `channels` features for each node, such as `GINE`, `GIN`, `GCN` or `GPS` without a
+            readout.
+        channels: Features of a node in the trunk's result.
+        tasks: Tasks to predict.
+        hidden_channels: Features between the layers of each head. Default: `channels`.
+        readout: Reduction of each graph's nodes: `"add"`, `"mean"` or `"max"`.
         dropout: Share of features zeroed before each head in training.
 
     Raises:
-        ValueError: no task, two of one name, an unknown readout, or a trunk with a readout of its own.
+        ValueError: there is no task, two tasks have one name, the readout is unknown, or the trunk has a readout.
 
     Example:
         >>> from popgeo.nn import GIN
@@ -90,14 +90,14 @@ class Multitask(nn.Module):
     def forward(
         self, x: Tensor, edge_index: Tensor, *, batch: Tensor, num_graphs: int, **inputs: Any
     ) -> dict[str, Tensor]:
-        """Predictions of each task, by name.
+        """Return the predictions of each task, by name.
 
         Args:
             x: Features. [num_nodes, in_channels]
             edge_index: Source and destination of each edge. [2, num_edges]
             batch: Graph of each node, ascending. [num_nodes]
             num_graphs: Graphs in the batch, padding included.
-            inputs: What else the trunk takes, by name: masks, `edge_attr`.
+            **inputs: Other arguments of the trunk, such as masks and `edge_attr`.
 
         Returns:
             [num_graphs, num_labels] or, at the level of nodes, [num_nodes, num_labels].
@@ -116,11 +116,11 @@ class Multitask(nn.Module):
         nodes_mask: Tensor | None = None,
         graphs_mask: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted sum of the tasks' losses, and each of them; NaN labels and padding count for nothing.
+        """Return the weighted sum of the tasks' losses, and each loss; NaN labels and padding do not count.
 
         Args:
-            predictions: From `forward`.
-            labels: Of each task, of its predictions' shape; NaN if not measured.
+            predictions: Result of `forward`.
+            labels: Labels of each task, in the shape of its predictions; NaN if not measured.
             nodes_mask: True where the node is real. [num_nodes]
             graphs_mask: True where the graph is real. [num_graphs]
 
@@ -128,7 +128,7 @@ class Multitask(nn.Module):
             The sum, and each task's loss by name; 0 for a task without a label in the batch.
 
         Raises:
-            ValueError: a task has no labels, or they have another shape.
+            ValueError: a task has no labels, or labels of a different shape.
 
         Example:
             >>> model = Multitask(nn.Identity(), 1, [Task(name="a", num_labels=2), Task(name="b", num_labels=1)])
@@ -142,9 +142,10 @@ class Multitask(nn.Module):
             if task.name not in labels:
                 raise ValueError(f"Task {task.name!r} has no labels; there are {sorted(labels)}. Pass rows of NaN.")
             out, label = predictions[task.name], labels[task.name]
-            check_shapes(f"Task {task.name!r} predicts such rows; reshape one.", labels=(label, out.shape))
+            check_shapes(f"Task {task.name!r} predicts this shape; reshape the labels.", labels=(label, out.shape))
             each[task.name] = task.loss(out, label, known_labels(label, masks[task.level]))
         return torch.stack([task.weight * each[task.name] for task in self.tasks]).sum(), each
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"tasks={[task.name for task in self.tasks]}, readout={self.readout!r}"

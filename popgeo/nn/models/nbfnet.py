@@ -1,4 +1,4 @@
-"""NBFNet: which entity answers a query, by all paths from its head (arXiv:2106.06935), also for new entities."""
+"""NBFNet: answers to queries by all paths from the query's head (arXiv:2106.06935), also for new entities."""
 
 import torch
 from torch import Tensor, nn
@@ -8,22 +8,22 @@ from popgeo.ops.refusals import check_choice, check_least, check_shapes, require
 
 
 class NBFNet(nn.Module):
-    """Scores tails of queries (head, relation, ?) by generalized Bellman-Ford iterations (arXiv:2106.06935).
+    """A model that scores tails of queries (head, relation, ?) by Bellman-Ford iterations (arXiv:2106.06935).
 
-    It learns nothing about single entities, only about relations, so it answers queries on graphs of entities that it
-    has never seen. A query about heads (?, relation, tail) is one with the inverse relation, (tail, inverse, ?).
+    It learns about relations and not about single entities, so it answers queries on graphs of new entities. To find a
+    head, (?, relation, tail), ask with the inverse relation: (tail, inverse, ?).
 
-    Each query sees the graph without the edges hidden from it, so that a link that is to be predicted cannot be read
-    off; the edges stay in their slots, and a query's scores depend on no other query of the batch.
+    Each query sees the graph without the edges that `hidden` names, so that a link to predict cannot be read from the
+    graph. These edges stay in their slots, and a query's scores depend on no other query of the batch.
 
     Args:
-        num_relations: Relations of edges, inverse ones counted.
+        num_relations: Relations of edges, inverse relations included.
         channels: Features of a node.
-        num_layers: Iterations: the longest paths.
+        num_layers: Number of iterations, which is the length of the longest paths.
         aggregation: `"pna"` or `"sum"`; see `BellmanFordLayer`.
 
     Raises:
-        ValueError: an unknown aggregation, or no layer.
+        ValueError: the aggregation is unknown, or there is no layer.
 
     Example:
         >>> model = NBFNet(num_relations=4, channels=8, num_layers=2)
@@ -55,21 +55,21 @@ class NBFNet(nn.Module):
         nodes_mask: Tensor | None = None,
         edges_mask: Tensor | None = None,
     ) -> Tensor:
-        """A score, as a logit, for each query and each tail.
+        """Return a logit for each query and each tail.
 
         Args:
-            head: Where each query starts. [num_queries]
-            relation: What it asks for. [num_queries]
-            edge_index: Source and destination of each edge, inverse edges among them. [2, num_edges]
+            head: Head of each query. [num_queries]
+            relation: Relation of each query. [num_queries]
+            edge_index: Source and destination of each edge, inverse edges included. [2, num_edges]
             edge_type: Relation of each edge. [num_edges]
             num_nodes: Nodes of the graph, padding included.
-            tails: The tails to score; all nodes when left out. [num_queries, num_tails]
+            tails: Tails to score. Default: all nodes. [num_queries, num_tails]
             hidden: True where an edge is hidden from a query; see `own_links`. [num_queries, num_edges]
             nodes_mask: True where the node is real. [num_nodes]
             edges_mask: True where the edge is real. [num_edges]
 
         Returns:
-            [num_queries, num_tails], or without `tails` [num_queries, num_nodes], where padding scores -inf.
+            [num_queries, num_tails], or without `tails` [num_queries, num_nodes] with -inf for padding.
 
         Raises:
             ValueError: shapes do not fit, a mask is not boolean, or a head or the relation of a real edge is out of
@@ -111,7 +111,7 @@ class NBFNet(nn.Module):
 
 
 def _require_below(limit: int, query: Tensor, name: str, index: Tensor) -> Tensor:
-    """Return `query` if an index is in range; a number out of range would leave a query or an edge out."""
+    """Return `query` after the check that an index is in range; otherwise a query or an edge would be left out."""
     inside = (index >= 0) & (index < limit)
     return require(inside.all(), query, lambda: f"{name} holds {int(index[~inside][0])}; it is 0 to {limit - 1}.")
 
@@ -119,21 +119,22 @@ def _require_below(limit: int, query: Tensor, name: str, index: Tensor) -> Tenso
 def own_links(
     head: Tensor, relation: Tensor, tail: Tensor, edge_index: Tensor, edge_type: Tensor, num_relations: int
 ) -> Tensor:
-    """The edges that state a query's own answer, forwards or as their inverse: what to hide while training.
+    """Return the mask of edges that state a query's own answer or its inverse, to hide them in training.
 
     Args:
-        head: Where each query starts. [num_queries]
-        relation: What it asks for. [num_queries]
-        tail: Its answer. [num_queries]
+        head: Head of each query. [num_queries]
+        relation: Relation of each query. [num_queries]
+        tail: Answer of each query. [num_queries]
         edge_index: Source and destination of each edge. [2, num_edges]
         edge_type: Relation of each edge. [num_edges]
-        num_relations: Relations, inverse ones counted; that of r is r + num_relations / 2, and the other way round.
+        num_relations: Relations, inverse relations included. The inverse of r is r + num_relations / 2, modulo
+            num_relations.
 
     Returns:
         [num_queries, num_edges]
 
     Raises:
-        ValueError: `num_relations` is odd, so that some relation has no inverse.
+        ValueError: `num_relations` is odd, so that a relation has no inverse.
 
     Example:
         >>> edge_index, edge_type = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), torch.tensor([0, 2, 1, 3])

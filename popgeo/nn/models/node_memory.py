@@ -1,4 +1,4 @@
-"""The memory of TGN: what each node has gone through, and the last message that it has still to take in."""
+"""The memory of TGN: a state for each node, and the node's last message, which the state has yet to take in."""
 
 import torch
 from torch import Tensor, nn
@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from popgeo.nn.models.event_ends import EventEnds, EventState
 from popgeo.ops import gather
 
-_SLOWEST = 9.0  # powers of ten between the fastest and the slowest frequency of time, as in the paper's code
+_SLOWEST = 9.0  # powers of ten between the highest and the lowest frequency, as in the paper's code
 
 
 class TimeEncoder(nn.Module):
-    """cos(w t + b): time as channels of different frequencies (arXiv:2002.07962), from 1 down to 1e-9 at the start.
+    """An encoder of times as cos(w t + b), with initial frequencies from 1 down to 1e-9 (arXiv:2002.07962).
 
     Parameters have the names of PyG's `TimeEncoder`.
 
@@ -27,35 +27,38 @@ class TimeEncoder(nn.Module):
             self.lin.bias.zero_()
 
     def forward(self, t: Tensor) -> Tensor:
-        """[...] -> [..., channels]"""
+        """Return the encoding of times: [...] -> [..., channels]."""
         return self.lin(t.to(self.lin.weight.dtype).unsqueeze(-1)).cos()
 
 
 class NodeMemory(EventState):
-    """The memory of nodes in a stream of events, and the message that each has still to take in (arXiv:2006.10637).
+    """The memory of nodes in a stream of events, and the waiting message of each node (arXiv:2006.10637).
 
-    A message is [s_i, s_j, e_ij, time since the last update], eq. 1 with the identity; of several in a batch the last
-    counts, eq. 2; a GRU takes it in, eq. 3. Messages are computed from what they are made of when they are taken in, so
-    that in training the loss reaches what computes them; a batch's own messages are stored after its prediction, so
-    none is known to it. All state is buffers of fixed shape, which compiled steps write back.
+    A message is [s_i, s_j, e_ij, time since the last update], eq. 1 with the identity. Only a node's last message in a
+    batch counts, eq. 2. A GRU takes it in, eq. 3. A message is computed from its parts at the time it is taken in, so
+    that in training the loss reaches the modules that compute it. A batch's own messages are stored after its
+    prediction, so the prediction does not know them. The state is in buffers of fixed shape, which compiled steps
+    write back.
 
-    In training a message is taken in when its node has the next event; in evaluation at once. So the step from training
-    to evaluation, `eval()`, takes in all that wait; call `reset_state()` before training again from the first event.
-    It does what `torch_geometric.nn.TGNMemory` does with `IdentityMessage`, `LastAggregator` and torch_scatter, for
-    events of ascending times; of a node's events at the same time the later one counts. (Without torch_scatter PyG
-    gives a node that has no message one of another node.) PyG's checkpoints load as they are; they hold no messages.
+    In training a node takes in its message at its next event; in evaluation at once. So `eval()`, the change from
+    training to evaluation, takes in all waiting messages. Call `reset_state()` before training starts again at the
+    first event.
+
+    The module equals `torch_geometric.nn.TGNMemory` with `IdentityMessage`, `LastAggregator` and torch_scatter, for
+    events of ascending times; among a node's events at the same time the later event counts. (Without torch_scatter,
+    PyG gives a node without a message the message of another node.) PyG's checkpoints load; they hold no messages.
 
     Args:
-        num_nodes: Nodes that there are or will be.
-        msg_channels: What an event carries; may be 0.
-        memory_channels: Memory of a node.
+        num_nodes: Nodes of the whole stream.
+        msg_channels: Numbers in the message of an event; may be 0.
+        memory_channels: Channels of a node's memory.
         time_channels: Channels of a time.
 
     Example:
         >>> memory = NodeMemory(num_nodes=3, msg_channels=1, memory_channels=4, time_channels=2)
         >>> event = (torch.tensor([0]), torch.tensor([2]), torch.tensor([5]), torch.ones(1, 1), torch.tensor([True]))
         >>> memory.update(EventEnds.of(*event))
-        >>> memory(torch.tensor([0, 1]))[1]  # when each of the two was last updated
+        >>> memory(torch.tensor([0, 1]))[1]  # the time of each node's last update
         tensor([5, 0])
     """
 
@@ -80,10 +83,10 @@ class NodeMemory(EventState):
         self.register_load_state_dict_pre_hook(_without_messages)
 
     def forward(self, node: Tensor) -> tuple[Tensor, Tensor]:
-        """What nodes remember, in training with the message that waits, and when each was last updated.
+        """Return the memory of nodes and the time of its last update; in training it includes the waiting message.
 
         Args:
-            node: Any nodes. [num_rows]
+            node: Nodes. [num_rows]
 
         Returns:
             [num_rows, memory_channels] and int64 [num_rows]
@@ -94,7 +97,7 @@ class NodeMemory(EventState):
 
     @torch.no_grad()
     def update(self, ends: EventEnds) -> None:
-        """Learns of a batch of events, after all that is to be predicted without them."""
+        """Take in a batch of events; call it after the predictions for this batch."""
         if not self.training:
             self._store(ends)
         memory, last_update = self._taken_in(ends.node)
@@ -104,7 +107,7 @@ class NodeMemory(EventState):
             self._store(ends)
 
     def train(self, mode: bool = True) -> "NodeMemory":
-        """Sets the mode; from training to evaluation all nodes take in the messages that wait."""
+        """Set the mode; from training to evaluation all nodes take in their waiting messages."""
         if self.training and not mode:
             with torch.no_grad():
                 memory, last_update = self._taken_in(torch.arange(self.num_nodes, device=self.memory.device))
@@ -114,7 +117,7 @@ class NodeMemory(EventState):
         return super().train(mode)
 
     def _taken_in(self, node: Tensor) -> tuple[Tensor, Tensor]:
-        """Memory with the message that waits, eq. 3, and the time of that message."""
+        """Return the memory after the waiting message, eq. 3, and the time of that message."""
         waits, t, before = self.has_message[node], self.message_time[node], self.last_update[node]
         own, other = gather(self.memory, node), gather(self.memory, self.message_other[node])
         parts = [own, other, gather(self.message, node), self.time_enc(t - before)]
@@ -122,7 +125,7 @@ class NodeMemory(EventState):
         return self.gru(message, own), torch.where(waits, t, before)
 
     def _store(self, ends: EventEnds) -> None:
-        """Keeps what the last event of each node says, eq. 2."""
+        """Store the parts of each node's last message, eq. 2."""
         ends.write(self.message_other, ends.node, ends.other[ends.last])
         ends.write(self.message_time, ends.node, ends.t[ends.last])
         ends.write(self.message, ends.node, ends.msg[ends.last])
@@ -130,7 +133,7 @@ class NodeMemory(EventState):
 
 
 def _without_messages(module: nn.Module, state: dict, prefix: str, *of_loading: object) -> None:
-    """Lets a checkpoint of PyG, which has a table for its own use and no messages, be one in which no message waits."""
+    """Adapt a checkpoint of PyG, which has an additional table and no messages, as one without waiting messages."""
     if state.pop(f"{prefix}_assoc", None) is not None:
         for name in ("message_other", "message_time", "message", "has_message"):
             state[f"{prefix}{name}"] = torch.zeros_like(module.get_buffer(name))

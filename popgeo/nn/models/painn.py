@@ -1,4 +1,4 @@
-"""PaiNN: messages of scalars and of vectors that turn with the molecule (arXiv:2102.03150)."""
+"""PaiNN: messages of scalars, and of vectors that turn with the molecule (arXiv:2102.03150)."""
 
 from collections.abc import Callable
 
@@ -13,16 +13,16 @@ from popgeo.nn.radial import BesselBasis, envelope_for
 from popgeo.ops.cfconv import vector_messages
 from popgeo.ops.half_precision import in_float32
 
-# Added to the squared length of a vector, whose root has no slope at 0: 0.0001 is the length of no vector at all.
+# Added to the squared length of a vector, because the square root has no slope at 0: a zero vector has length 0.0001.
 SQUARED_LENGTH_OF_NOTHING = 1e-8
 
-# Vectors multiply each other in every update. With layers as large as the rest, forces of ethanol (as in
-# examples/forces_ethanol.py) were 0.098 eV/angstrom off after 1,200 updates, with these 0.055.
+# Smaller weights, because vectors multiply each other in every update. With the weights of the other layers, forces of
+# ethanol (examples/forces_ethanol.py) had an error of 0.098 eV/angstrom after 1,200 updates; with these weights, 0.055.
 GAIN_OF_A_BLOCK = 0.3
 
 
 class VectorMessage(nn.Module):
-    """What an atom's neighbors add to its scalars and vectors: eq. 7 and 8."""
+    """The messages from an atom's neighbors to its scalars and vectors: eq. 7 and 8."""
 
     def __init__(self, hidden_channels: int, num_radial: int) -> None:
         super().__init__()
@@ -34,9 +34,17 @@ class VectorMessage(nn.Module):
     def forward(
         self, s: Tensor, v: Tensor, w: Tensor | GridFilters, direction: Tensor, edges: Edges
     ) -> tuple[Tensor, Tensor]:
-        """[num_nodes, hidden] and [num_nodes, 3, hidden], given edges [num_edges, 3 * hidden] and [num_edges, 3]"""
+        """Return the sums to add to scalars [num_nodes, hidden] and to vectors [num_nodes, 3, hidden].
+
+        Args:
+            s: Scalars. [num_nodes, hidden]
+            v: Vectors. [num_nodes, 3, hidden]
+            w: Filters of each edge, or on a grid. [num_edges, 3 * hidden]
+            direction: Unit vector of each edge. [num_edges, 3]
+            edges: Ends of the edges.
+        """
         phi_s, phi_vv, phi_vs = self.phi(s).chunk(3, dim=1)  # each [num_nodes, hidden]
-        # Stacks, unlike rows that are joined, have derivatives of any order that fill nothing up with zeros.
+        # A stack, unlike a concatenation, has derivatives of any order without padding by zeros.
         axes = (v * phi_vv.unsqueeze(1)).unbind(1)
         sent = torch.stack([phi_s, *axes, phi_vs], dim=1).flatten(1)  # [num_nodes, 5 * hidden]
         if isinstance(w, GridFilters):
@@ -48,7 +56,7 @@ class VectorMessage(nn.Module):
 
 
 class VectorUpdate(nn.Module):
-    """What an atom's vectors and scalars tell each other: eq. 9 and 10."""
+    """The update of an atom's scalars and vectors from each other: eq. 9 and 10."""
 
     def __init__(self, hidden_channels: int) -> None:
         super().__init__()
@@ -59,7 +67,7 @@ class VectorUpdate(nn.Module):
         )
 
     def forward(self, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """[num_nodes, hidden] and [num_nodes, 3, hidden], of the same shapes as given"""
+        """Return the sums to add to scalars [num_nodes, hidden] and to vectors [num_nodes, 3, hidden]."""
         u_v, v_v = self.u(v), self.v(v)
         length = _lengths(v_v)  # [num_nodes, hidden]
         a_vv, a_sv, a_ss = self.a(torch.stack([s, length], dim=1).flatten(1)).chunk(3, dim=1)
@@ -68,33 +76,35 @@ class VectorUpdate(nn.Module):
 
 @in_float32
 def _lengths(v: Tensor) -> Tensor:
-    """[num_nodes, 3, hidden] -> [num_nodes, hidden]; the length of nothing has a slope, too"""
+    """Return the lengths of vectors, with a slope at 0 too: [num_nodes, 3, hidden] -> [num_nodes, hidden]."""
     return (v.square().sum(1) + SQUARED_LENGTH_OF_NOTHING).sqrt()
 
 
 @names_arguments
 class PaiNN(AtomModel):
-    """Predicts a property of each molecule from its atoms' numbers and positions (arXiv:2102.03150).
+    """A model that predicts a property of each molecule from atomic numbers and positions (arXiv:2102.03150).
 
-    Each atom has scalars, which stay as they are when the molecule is turned, and vectors, which turn with it; so
-    angles reach the prediction by messages between pairs alone. Used like `SchNet`. Atoms of number 0 are padding:
-    their embedding is zero and they neither send nor receive.
+    Each atom has scalars, which do not change when the molecule turns, and vectors, which turn with it. So messages
+    between pairs are enough for the prediction to depend on angles. Atoms of number 0 are padding: their embedding is
+    zero and they neither send nor receive.
 
     Args:
-        hidden_channels: Scalars, and vectors, of an atom.
+        hidden_channels: Number of scalars, and of vectors, of an atom.
         num_interactions: Blocks of a message and an update.
         num_radial: Functions that expand a distance.
         cutoff: Longest interaction, in the unit of the positions.
-        interaction_graph: From positions to edges; `KNNInteractionGraph(max_num_neighbors, cutoff)` when left out.
-        max_num_neighbors: Edges of each atom when `interaction_graph` is left out.
-        readout: Molecules are the `"add"`, the `"mean"` or the `"max"` of their atoms.
-        atomref: Energy of each element on its own, added to the atom's output, such as `element_energies` finds. [100]
-            or [100, 1]
-        envelope: What ends the filters: 0 from the cutoff on. `CosineEnvelope(cutoff)` when left out.
-        filters: As in `SchNet`.
+        interaction_graph: Module that turns positions into edges. Default: `KNNInteractionGraph(max_num_neighbors,
+            cutoff)`.
+        max_num_neighbors: Edges of each atom; used without an `interaction_graph`.
+        readout: Reduction of a molecule's atoms: `"add"`, `"mean"` or `"max"`.
+        atomref: Energy of a single atom of each element, added to the atom's output; `element_energies` computes it.
+            [100] or [100, 1]
+        envelope: Module that ends the filters, 0 from the cutoff on. Default: `CosineEnvelope(cutoff)`.
+        filters: `"grid"` evaluates the filter networks at a few hundred distances and interpolates, which is as exact
+            as float32 and several times as fast (`refine_filters`); `"edges"` evaluates them at each edge.
 
     Raises:
-        ValueError: an unknown readout or choice of filters, or an envelope that is not 0 at the cutoff.
+        ValueError: the readout or the choice of filters is unknown, or the envelope is not 0 at the cutoff.
 
     Example:
         >>> model = PaiNN(hidden_channels=16, num_interactions=2)
@@ -128,7 +138,7 @@ class PaiNN(AtomModel):
         self._add_output(nn.SiLU(), atomref)
 
     def reset_parameters(self) -> None:
-        """Draws weights as `SchNet` does; a block adds little at first."""
+        """Draw weights as in `SchNet`, but smaller ones in the last layer of each block."""
         super().reset_parameters()
         for message, update in zip(self.messages, self.updates, strict=True):
             for last in (message.get_parameter("phi.2.weight"), update.get_parameter("a.2.weight")):
@@ -137,7 +147,7 @@ class PaiNN(AtomModel):
     def features(
         self, z: Tensor, pos: Tensor, edge_index: Tensor, r: Tensor, half_list: bool, edge_shift: Tensor | None
     ) -> Tensor:
-        """The atoms' scalars after all blocks. [num_atoms, hidden_channels]"""
+        """Return the atoms' scalars after all blocks. [num_atoms, hidden_channels]."""
         edges = Edges.of(edge_index, z.size(0), half_list)
         direction = directions(pos, edge_index, r, self.cutoff, edge_shift)  # [num_edges, 3]
         grids = None if is_hooked(self.messages) else self.grid_filters(r, edges, z.size(0))
@@ -152,7 +162,7 @@ class PaiNN(AtomModel):
         return s
 
     def filter_networks(self) -> FilterNetworks:
-        """How the blocks make their filters."""
+        """Return the networks that make the filters of the blocks."""
         networks = [message.get_submodule("filter") for message in self.messages]
         return FilterNetworks(
             expand=self.distance_expansion, envelope=self.envelope, networks=networks, cutoff=self.cutoff

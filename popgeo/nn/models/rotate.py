@@ -1,4 +1,4 @@
-"""RotatE: a relation turns each complex number of the head towards the tail's."""
+"""RotatE: a relation turns the complex numbers of the head towards the tail."""
 
 import math
 
@@ -10,19 +10,19 @@ from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Nearness, Trip
 
 
 class RotatE(KnowledgeGraphModel):
-    """Scores a triple by `margin - |h r - t|` where r only turns, `|r| = 1` (arXiv:1902.10197, eq. 2 and 3).
+    """A model that scores a triple by `margin - |h r - t|` with rotations r, `|r| = 1`, arXiv:1902.10197, eq. 2 and 3.
 
-    The distance is Euclidean over all parts. Equal to `torch_geometric.nn.kge.RotatE`, whose checkpoints load as they
-    are.
+    The distance is Euclidean over all parts. The model equals `torch_geometric.nn.kge.RotatE` and loads its
+    checkpoints.
 
     Args:
         num_nodes: Entities.
         num_relations: Relations.
-        hidden_channels: Complex numbers of an entity, angles of a relation.
-        margin: The score of a triple that fits exactly.
+        hidden_channels: Complex numbers of an entity, and angles of a relation.
+        margin: Score of a triple that fits exactly.
 
     Raises:
-        ValueError: one of the first three is not positive.
+        ValueError: one of the first three arguments is not positive.
 
     Example:
         >>> model = RotatE(num_nodes=10, num_relations=2, hidden_channels=8)
@@ -36,16 +36,16 @@ class RotatE(KnowledgeGraphModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws Xavier-uniform entities and any angles."""
+        """Draw Xavier-uniform entities, and angles uniformly from the full circle."""
         nn.init.xavier_uniform_(self.node_emb.weight)
         nn.init.xavier_uniform_(self.node_emb_im.weight)
         nn.init.uniform_(self.rel_emb.weight, 0.0, 2 * math.pi)
 
     def relations(self, index: Tensor) -> Tensor:
-        """Cosines, then sines, of the angles. [...] -> [..., 2 * hidden_channels]"""
+        """Return the cosines, then the sines, of the angles: [...] -> [..., 2 * hidden_channels]."""
         angle = self.rel_emb(index)
         return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
     def query(self, known: Tensor, relation: Tensor, side: TripleEnd) -> Tensor:
-        """The head turned to where the tail should be, or the tail turned back. [..., 2 * hidden_channels]"""
+        """Return the head turned by the relation, or the tail turned back. [..., 2 * hidden_channels]."""
         return complex_product(known, relation, conjugate=side is TripleEnd.HEAD)

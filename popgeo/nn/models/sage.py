@@ -1,23 +1,28 @@
 """GraphSAGE: each node next to an aggregate of its neighbors (arXiv:1706.02216)."""
 
-from typing import Any
-
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from popgeo.nn.models.gnn import GNN, BatchIndex
+from popgeo.nn.models.gnn import GNN, BatchIndex, StackChoices
 from popgeo.ops.refusals import check_choice
 
 
 class GraphSAGE(GNN):
-    """h_i' = W_r h_i + W_l AGG over neighbors of h_j in each layer (arXiv:1706.02216, algorithm 1).
+    """GraphSAGE: h_i' = W_r h_i + W_l AGG over neighbors of h_j in each layer (arXiv:1706.02216, algorithm 1).
 
-    Checkpoints of `torch_geometric.nn.GraphSAGE` load as they are. Arguments as in `GNN`, and:
+    Checkpoints of `torch_geometric.nn.GraphSAGE` load without changes.
 
     Args:
+        in_channels: Features of a node.
+        hidden_channels: Features between layers.
+        num_layers: Convolutions.
+        out_channels: Features of the result. Default: `hidden_channels`.
+        dropout: Share of features zeroed after each hidden layer in training.
         aggr: `"mean"`, `"sum"` or `"max"`; zero for a node without neighbors.
+        **kwargs: `act`, `act_first`, `norm`, `jk` and `readout`; see `GNN`.
 
     Raises:
-        ValueError: an unknown aggregation.
+        ValueError: the aggregation is unknown.
 
     Example:
         >>> import torch
@@ -26,12 +31,23 @@ class GraphSAGE(GNN):
         torch.Size([4, 2])
     """
 
-    def __init__(self, *args: Any, aggr: str = "mean", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int | None = None,
+        dropout: float = 0.0,
+        *,
+        aggr: str = "mean",
+        **kwargs: Unpack[StackChoices],
+    ) -> None:
         check_choice("aggr", aggr, ("mean", "sum", "max"))
         self.aggr = aggr
-        super().__init__(*args, **kwargs)
+        super().__init__(in_channels, hidden_channels, num_layers, out_channels, dropout, **kwargs)
 
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
+        """Return a `SAGEConv`."""
         return SAGEConv(in_channels, out_channels, self.aggr)
 
 
@@ -45,5 +61,5 @@ class SAGEConv(nn.Module):
         self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
 
     def forward(self, x: Tensor, batched: BatchIndex) -> Tensor:
-        """[num_nodes, in_channels] -> [num_nodes, out_channels]"""
+        """Return the nodes' new features: [num_nodes, in_channels] -> [num_nodes, out_channels]."""
         return self.lin_l(batched.at_destination(batched.at_source(x), self.aggr)) + self.lin_r(x)

@@ -15,24 +15,24 @@ from popgeo.ops import global_add_pool
 
 
 class CFConv(nn.Module):
-    """x_i' = lin2(sum over j of lin1(x_j) * W(r_ij)): the continuous-filter convolution, with the filters given."""
+    """A continuous-filter convolution with given filters: x_i' = lin2(sum over j of lin1(x_j) * W(r_ij))."""
 
     def __init__(self, in_channels: int, out_channels: int, num_filters: int, filter_network: nn.Module) -> None:
         super().__init__()
         self.lin1 = nn.Linear(in_channels, num_filters, bias=False)
         self.lin2 = nn.Linear(num_filters, out_channels)
-        # The block owns the network as `mlp`; PyG's checkpoints also hold it under this name.
+        # The block owns the network as `mlp`; PyG's checkpoints also hold it by the name `nn`.
         self.nn = filter_network
 
     def forward(self, x: Tensor, w: Tensor | GridFilters, edges: Edges) -> Tensor:
-        """[num_nodes, in_channels], [num_edges, num_filters] -> [num_nodes, out_channels]"""
+        """Return summed messages: [num_nodes, in_channels], [num_edges, num_filters] -> [num_nodes, out_channels]."""
         if isinstance(w, GridFilters):
             return self.lin2(w.convolve(self.lin1(x)))
         return self.lin2(edges.convolve(self.lin1(x), w))
 
 
 class InteractionBlock(nn.Module):
-    """What one round of messages adds to the atoms' features."""
+    """One block: the sums of one round of messages, to be added to the atoms' features."""
 
     def __init__(self, hidden_channels: int, num_gaussians: int, num_filters: int, stable: bool) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class InteractionBlock(nn.Module):
     def forward(
         self, x: Tensor, rbf: Tensor, envelope: Tensor, edges: Edges, filters: GridFilters | None = None
     ) -> Tensor:
-        """[num_nodes, hidden], [num_edges, num_gaussians], [num_edges, 1] -> [num_nodes, hidden]
+        """Return the sums: [num_nodes, hidden], [num_edges, num_gaussians], [num_edges, 1] -> [num_nodes, hidden].
 
-        With `filters` on a grid, rows of all edges are never in memory.
+        With `filters` on a grid, the filters of all edges are never in memory.
         """
         w = self.mlp(rbf) * envelope if filters is None else filters  # [num_edges, num_filters]
         return self.lin(self.act(self.conv(x, w, edges)))
@@ -56,10 +56,10 @@ class InteractionBlock(nn.Module):
 
 @names_arguments
 class SchNet(AtomModel):
-    """Predicts a property of each molecule from its atoms' numbers and positions (arXiv:1706.08566).
+    """A model that predicts a property of each molecule from atomic numbers and positions (arXiv:1706.08566).
 
-    Parameters have the names of `torch_geometric.nn.SchNet`, whose checkpoints load as they are. Atoms of number 0 are
-    padding: their embedding is zero and they neither send nor receive.
+    Parameters have the names of `torch_geometric.nn.SchNet`, so its checkpoints load without changes. Atoms of number 0
+    are padding: their embedding is zero and they neither send nor receive.
 
     Args:
         hidden_channels: Features of an atom.
@@ -67,22 +67,23 @@ class SchNet(AtomModel):
         num_interactions: Blocks.
         num_gaussians: Gaussians that expand a distance.
         cutoff: Longest interaction, in the unit of the positions.
-        interaction_graph: From positions to edges; `KNNInteractionGraph(max_num_neighbors, cutoff)` when left out.
-            One of PyG's kind, called with `pos` and `batch` only, works too.
-        max_num_neighbors: Edges of each atom when `interaction_graph` is left out.
-        readout: Molecules are the `"add"`, the `"mean"` or the `"max"` of their atoms.
-        dipole: Predict the magnitude of the dipole moment: each atom's output is its charge; `readout`, `mean`, `std`
-            and `atomref` have no say.
-        mean: Added to each atom's output, after `std`; both or none of the two are given.
-        std: Scales each atom's output.
-        atomref: Energy of each element on its own, added to the atom's output. [100] or [100, 1]
-        envelope: What ends the filters: 0 from the cutoff on. `CosineEnvelope(cutoff)` when left out.
-        stable_softplus: The form of `ShiftedSoftplus`.
+        interaction_graph: Module that turns positions into edges. Default: `KNNInteractionGraph(max_num_neighbors,
+            cutoff)`. PyG's interaction graphs, which take only `pos` and `batch`, work too.
+        max_num_neighbors: Edges of each atom; used without an `interaction_graph`.
+        readout: Reduction of a molecule's atoms: `"add"`, `"mean"` or `"max"`.
+        dipole: Whether to predict the magnitude of the dipole moment. Each atom's output is then its charge, and
+            `readout`, `mean`, `std` and `atomref` have no effect.
+        mean: Number that is added to each atom's output, after `std`; pass both numbers or neither.
+        std: Factor of each atom's output.
+        atomref: Energy of a single atom of each element, added to the atom's output. [100] or [100, 1]
+        envelope: Module that ends the filters, 0 from the cutoff on. Default: `CosineEnvelope(cutoff)`.
+        stable_softplus: Form of `ShiftedSoftplus`.
         filters: `"grid"` evaluates the filter networks at a few hundred distances and interpolates, which is as exact
             as float32 and several times as fast (`refine_filters`); `"edges"` evaluates them at each edge.
 
     Raises:
-        ValueError: an unknown readout, only one of `mean` and `std`, or an envelope that is not 0 at the cutoff.
+        ValueError: the readout or the choice of filters is unknown, only one of `mean` and `std` is given, or the
+            envelope is not 0 at the cutoff.
 
     Example:
         >>> model = SchNet(hidden_channels=16, num_filters=16, num_interactions=2)
@@ -131,7 +132,7 @@ class SchNet(AtomModel):
     def features(
         self, z: Tensor, pos: Tensor, edge_index: Tensor, r: Tensor, half_list: bool, edge_shift: Tensor | None
     ) -> Tensor:
-        """The atoms' features after all blocks. [num_atoms, hidden_channels]"""
+        """Return the atoms' features after all blocks. [num_atoms, hidden_channels]."""
         edges = Edges.of(edge_index, z.size(0), half_list)
         blocks, x = list(self.interactions), self.embedding(z)  # [num_atoms, hidden_channels]
         are_own = all(type(block) is InteractionBlock for block in blocks)
@@ -147,14 +148,14 @@ class SchNet(AtomModel):
         return x
 
     def filter_networks(self) -> FilterNetworks:
-        """How the blocks make their filters."""
+        """Return the networks that make the filters of the blocks."""
         networks = [block.get_submodule("mlp") for block in self.interactions]
         return FilterNetworks(
             expand=self.distance_expansion, envelope=self.envelope, networks=networks, cutoff=self.cutoff
         )
 
     def read_out(self, x: Tensor, z: Tensor, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor) -> Tensor:
-        """The molecules' dipole moments, or what their atoms' scaled and shifted outputs make. [num_graphs, 1]"""
+        """Return the dipole moments, or the reduction of the atoms' scaled and shifted outputs. [num_graphs, 1]."""
         if self.dipole:
             mass = self.atomic_mass[z].unsqueeze(1).to(pos.dtype)  # [num_atoms, 1]
             return dipole_magnitude(x, pos, mass, batch, num_graphs, nodes_mask)
@@ -166,18 +167,19 @@ class SchNet(AtomModel):
 def dipole_magnitude(
     charge: Tensor, pos: Tensor, mass: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor
 ) -> Tensor:
-    """The length of each molecule's sum of charge times position, the centre of mass as origin.
+    """Return the length of each molecule's sum of charge times position, with the center of mass as origin.
 
     Args:
-        charge: Of each atom. [num_atoms, 1]
+        charge: Charge of each atom. [num_atoms, 1]
         pos: Positions. [num_atoms, 3]
-        mass: Of each atom, in any unit. [num_atoms, 1]
+        mass: Mass of each atom, in any unit. [num_atoms, 1]
         batch: Molecule of each atom. [num_atoms]
         num_graphs: Molecules, padding included.
         nodes_mask: True where the atom is real. [num_atoms]
 
     Returns:
-        In the unit of charge times position; 0, with a gradient of 0, for molecules without atoms. [num_graphs, 1]
+        Lengths in the unit of charge times position; 0, with a gradient of 0, for molecules without atoms.
+        [num_graphs, 1]
 
     Example:
         >>> charge, pos = torch.tensor([[1.0], [-1.0]]), torch.tensor([[0.0, 0.0, 0.0], [3.0, 4.0, 0.0]])
@@ -192,5 +194,5 @@ def dipole_magnitude(
     centre = global_add_pool(mass * pos, batch, num_graphs) / total  # [num_graphs, 3]
     moment = global_add_pool(charge * (pos - centre[batch]), batch, num_graphs)  # [num_graphs, 3]
     square = moment.square().sum(1, keepdim=True)
-    moved = square != 0  # and a NaN stays one
+    moved = square != 0  # also true for NaN, which stays NaN
     return torch.where(moved, torch.where(moved, square, 1).sqrt(), 0)  # [num_graphs, 1]

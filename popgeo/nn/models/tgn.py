@@ -1,4 +1,4 @@
-"""TGN: who will meet whom next, from a stream of events (arXiv:2006.10637)."""
+"""TGN: predictions of the next events of a stream (arXiv:2006.10637)."""
 
 import math
 
@@ -16,16 +16,16 @@ SINCE = ("now", "last update")
 
 
 class GraphAttentionEmbedding(nn.Module):
-    """A node is its memory next to what attention finds in its last neighbors, eq. 5 of arXiv:2006.10637.
+    """The embedding of a node from its memory and from attention to its last neighbors, eq. 5 of arXiv:2006.10637.
 
-    One layer of PyG's `TransformerConv` (arXiv:2009.09430) over a fixed number of slots; checkpoints of the module of
-    this name in PyG's example of TGN load as they are.
+    It is one layer of PyG's `TransformerConv` (arXiv:2009.09430) over a fixed number of slots. Checkpoints of the
+    module of this name in PyG's example of TGN load without changes.
 
     Args:
-        in_channels: Memory of a node.
+        in_channels: Channels of a node's memory.
         out_channels: Channels of the result, divided among the heads.
-        msg_channels: What an event carries.
-        time_enc: The time encoder, usually the memory's own.
+        msg_channels: Numbers in the message of an event.
+        time_enc: Time encoder, usually that of the memory.
         heads: Attention heads.
         dropout: Share of attention weights zeroed in training.
 
@@ -50,14 +50,14 @@ class GraphAttentionEmbedding(nn.Module):
         self.conv = SlotAttention(in_channels, out_channels, edge_channels, heads=heads, dropout=dropout)
 
     def forward(self, x: Tensor, since: Tensor, root: Tensor, place: Tensor, neighbors: RecentNeighbors) -> Tensor:
-        """The embedding of some of the nodes that `x` holds.
+        """Return the embeddings of some of the nodes in `x`.
 
         Args:
             x: Memory of nodes. [num_rows, in_channels]
-            since: How long ago each neighbor was met. int64 [num_roots, size]
+            since: Time since the event with each neighbor. int64 [num_roots, size]
             root: Rows of the nodes to embed. [num_roots]
             place: Rows of their neighbors. [num_roots, size]
-            neighbors: Their events. [num_roots, size]
+            neighbors: Events with these neighbors. [num_roots, size]
 
         Returns:
             [num_roots, out_channels]
@@ -67,7 +67,7 @@ class GraphAttentionEmbedding(nn.Module):
 
 
 class SlotAttention(nn.Module):
-    """PyG's `TransformerConv`, eq. 3 and 4 of arXiv:2009.09430, where each node has as many slots for neighbors.
+    """PyG's `TransformerConv`, eq. 3 and 4 of arXiv:2009.09430, with the same number of neighbor slots for each node.
 
     Args:
         in_channels: Features of a node.
@@ -87,8 +87,15 @@ class SlotAttention(nn.Module):
         self.lin_skip = nn.Linear(in_channels, out_channels)
 
     def forward(self, x: Tensor, root: Tensor, place: Tensor, attributes: Tensor, mask: Tensor) -> Tensor:
-        """[num_rows, in_channels], [num_roots], [num_roots, size] and [num_roots, size, edge_channels], whether a slot
-        is filled [num_roots, size] -> [num_roots, out_channels]"""
+        """Return the attended features of some rows. [num_roots, out_channels].
+
+        Args:
+            x: Features of nodes. [num_rows, in_channels]
+            root: Rows of the nodes that attend. [num_roots]
+            place: Rows of their neighbors. [num_roots, size]
+            attributes: Features of each edge. [num_roots, size, edge_channels]
+            mask: True where a slot is filled. [num_roots, size]
+        """
         roots, size = place.shape
         parts = roots, size, self.heads, -1
         of_root = gather(x, root)
@@ -99,7 +106,7 @@ class SlotAttention(nn.Module):
         score = (query * key).sum(3) / math.sqrt(key.size(3))  # [num_roots, size, heads]
         filled = mask.unsqueeze(2)
         weight = torch.where(filled, score, -torch.inf)
-        # A node without any neighbor has no largest score; its weights are all zero.
+        # A node without neighbors has no largest score; all its weights are zero.
         has_met = filled.any(1, keepdim=True)
         weight = weight - torch.where(has_met, weight, 0.0).amax(1, keepdim=True).detach()
         weight = exp_or_zero(torch.where(filled, weight, -torch.inf))
@@ -110,10 +117,10 @@ class SlotAttention(nn.Module):
 
 
 class LinkPredictor(nn.Module):
-    """The logit that two nodes meet; checkpoints of the module of this name in PyG's example of TGN load as they are.
+    """The logit of an event between two nodes; checkpoints of this module in PyG's example of TGN load.
 
     Args:
-        channels: Embedding of a node.
+        channels: Channels of a node's embedding.
     """
 
     def __init__(self, channels: int) -> None:
@@ -123,31 +130,31 @@ class LinkPredictor(nn.Module):
         self.lin_final = nn.Linear(channels, 1)
 
     def forward(self, z_src: Tensor, z_dst: Tensor) -> Tensor:
-        """[num_events, channels] twice -> [num_events]"""
+        """Return the logits: [num_events, channels], [num_events, channels] -> [num_events]."""
         return self.lin_final(torch.relu(self.lin_src(z_src) + self.lin_dst(z_dst))).squeeze(1)
 
 
 class TGN(nn.Module):
-    """Predicts the events of a stream from those before, a batch at a time (arXiv:2006.10637).
+    """A model that predicts the events of a stream from earlier events, batch by batch (arXiv:2006.10637).
 
-    `forward` predicts a batch's events and only then learns of them. Everything that it knows of the past, memories,
-    messages and last neighbors, is in buffers of fixed shape, so a step of it compiles once and writes them back; the
-    slots of a last, smaller batch are masked. See `NodeMemory` for how training and evaluation differ.
+    `forward` predicts a batch's events first and takes them in afterwards. Memories, messages and last neighbors are in
+    buffers of fixed shape. So a training step compiles once and writes them back; the empty slots of a last, smaller
+    batch are masked. `NodeMemory` explains how training and evaluation differ.
 
     Args:
-        num_nodes: Nodes that there are or will be.
-        msg_channels: What an event carries; may be 0.
+        num_nodes: Nodes of the whole stream.
+        msg_channels: Numbers in the message of an event; may be 0.
         channels: Channels of memories, times and embeddings.
         num_neighbors: Last events of a node that attention sees.
         heads: Attention heads.
         dropout: Share of attention weights zeroed in training.
-        since: What attention knows of the time of an event with a neighbor: how long before `"now"`, the time of the
-            prediction, as in eq. 9, or before the neighbor's `"last update"`, as in PyG's example.
-        learn_nodes: Learn features v_i of each node, to which its memory is added, s_i + v_i of section 3.1. Without
-            them only what events carry, and when, tells nodes apart.
+        since: Point in time up to which attention measures the age of an event: `"now"`, the time of the prediction, as
+            in eq. 9, or the neighbor's `"last update"`, as in PyG's example.
+        learn_nodes: Whether to learn features v_i of each node and add its memory, s_i + v_i of section 3.1. Without
+            these features nodes differ only in the messages and times of their events.
 
     Raises:
-        ValueError: an unknown `since`, heads that do not divide the channels, or no slot for a neighbor.
+        ValueError: `since` is unknown, the heads do not divide the channels, or there is no slot for a neighbor.
 
     Example:
         >>> model = TGN(num_nodes=5, msg_channels=1, channels=8, num_neighbors=2)
@@ -192,18 +199,18 @@ class TGN(nn.Module):
         neg_dst: Tensor | None = None,
         events_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits of a batch of events, from what was before the first of them; then they are learned of.
+        """Return the logits of a batch of events from the state before the batch, and then take the events in.
 
         Args:
             src: Sources. [num_events]
             dst: Destinations. [num_events]
-            t: Times, ascending from batch to batch too. int64 [num_events]
-            msg: What each event carries. [num_events, msg_channels]
+            t: Times, ascending within and across batches. int64 [num_events]
+            msg: Messages. [num_events, msg_channels]
             neg_dst: For each event a node that its source did not meet. [num_events]
             events_mask: True where the event is real; padding is last. [num_events]
 
         Returns:
-            The logits of the events, and of the sources with `neg_dst`, if any. [num_events] each; 0 for padding.
+            Logits of the events, and of the sources with `neg_dst`, or None. [num_events] each; 0 for padding.
 
         Raises:
             ValueError: shapes do not fit.
@@ -224,11 +231,11 @@ class TGN(nn.Module):
         return met, not_met
 
     def embed(self, node: Tensor, t: Tensor) -> Tensor:
-        """What nodes are at some time, as far as all events so far tell.
+        """Return the embeddings of nodes at given times, from all events so far.
 
         Args:
-            node: Any nodes. [num_roots]
-            t: The time of each. int64 [num_roots]
+            node: Nodes. [num_roots]
+            t: Time of each embedding. int64 [num_roots]
 
         Returns:
             [num_roots, channels]
@@ -239,7 +246,7 @@ class TGN(nn.Module):
             touched = torch.cat([node, neighbors.node.flatten()])
             place = torch.arange(rows, device=node.device)
             root, place = place[: node.numel()], place[node.numel() :].view_as(neighbors.node)
-        else:  # that many that each node once is less work
+        else:  # more rows than nodes: it is less work to take each node once
             touched, root, place = torch.arange(self.num_nodes, device=node.device), node, neighbors.node
         memory, last_update = self.memory(touched)
         if self.node_features is not None:
@@ -248,6 +255,6 @@ class TGN(nn.Module):
         return self.embedding(memory, until - neighbors.t, root, place, neighbors)
 
     def reset_state(self) -> None:
-        """Forgets all events, as before the first of an epoch."""
+        """Forget all events, as before the first event of an epoch."""
         self.memory.reset_state()
         self.neighbors.reset_state()

@@ -1,4 +1,4 @@
-"""TransE: a relation moves the head to where the tail is."""
+"""TransE: a relation moves the head to the tail."""
 
 import math
 
@@ -10,18 +10,18 @@ from popgeo.nn.models.knowledge_graph import KnowledgeGraphModel, Nearness, Trip
 
 
 class TransE(KnowledgeGraphModel):
-    """Scores a triple by `-|h + r - t|`, the entities on the unit sphere (Bordes et al., NeurIPS 2013, eq. 1).
+    """A model that scores a triple by `-|h + r - t|`, Bordes et al., NeurIPS 2013, eq. 1.
 
-    Equal to `torch_geometric.nn.kge.TransE`, whose checkpoints load as they are.
+    Entities lie on the unit sphere. The model equals `torch_geometric.nn.kge.TransE` and loads its checkpoints.
 
     Args:
         num_nodes: Entities.
         num_relations: Relations.
         hidden_channels: Numbers of an embedding.
-        p_norm: The norm of the distance and of the sphere.
+        p_norm: Order of the norm for the distance and for the sphere.
 
     Raises:
-        ValueError: one of the first three is not positive.
+        ValueError: one of the first three arguments is not positive.
 
     Example:
         >>> model = TransE(num_nodes=10, num_relations=2, hidden_channels=8)
@@ -35,7 +35,7 @@ class TransE(KnowledgeGraphModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws uniform weights and puts the relations on the unit sphere."""
+        """Draw uniform weights and put the relations on the unit sphere."""
         bound = 6.0 / math.sqrt(self.hidden_channels)
         nn.init.uniform_(self.node_emb.weight, -bound, bound)
         nn.init.uniform_(self.rel_emb.weight, -bound, bound)
@@ -43,9 +43,9 @@ class TransE(KnowledgeGraphModel):
             self.rel_emb.weight.copy_(F.normalize(self.rel_emb.weight, p=self.p_norm, dim=-1))
 
     def entities(self, index: Tensor) -> Tensor:
-        """Entities on the unit sphere. [...] -> [..., hidden_channels]"""
+        """Return entities on the unit sphere: [...] -> [..., hidden_channels]."""
         return F.normalize(self.node_emb(index), p=self.p_norm, dim=-1)
 
     def query(self, known: Tensor, relation: Tensor, side: TripleEnd) -> Tensor:
-        """h + r is where the tail should be, and t - r where the head should be. [..., hidden_channels]"""
+        """Return h + r to find a tail, and t - r to find a head. [..., hidden_channels]."""
         return known + relation if side is TripleEnd.TAIL else known - relation

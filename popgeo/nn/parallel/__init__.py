@@ -1,1 +1,1 @@
-"""Layers whose weights lie in shards, as many IPUs hold them: tensor parallelism."""
+"""Tensor parallelism: layers with weights in shards, one shard per IPU or per process."""

@@ -1,6 +1,4 @@
-"""Embeddings in shards: each has some of the rows, or some of the columns."""
-
-from typing import Any
+"""Embeddings in shards: each shard has some of the rows, or some of the columns."""
 
 import torch
 from torch import Tensor, nn
@@ -11,20 +9,21 @@ from popgeo.ops.shard_exchange import all_gather, all_reduce, part_of
 
 
 class ParallelEmbedding(ShardedModule):
-    """An embedding in shards (arXiv:1909.08053): results equal the plain one's, bit for bit.
+    """An embedding in shards (arXiv:1909.08053), with the same results as the plain embedding, bit for bit.
 
-    Cut by vocabulary, each shard looks up what it has and takes 0 for the rest, and the rows are summed over shards;
-    cut by width, each looks up its columns, and these are joined.
+    With a cut of the vocabulary each shard looks up its own rows, takes 0 for all others, and the shards' results are
+    summed. With a cut of the width each shard looks up its own columns, and these are joined.
 
     Args:
-        num_embeddings: Rows; a multiple of `num_shards` if they are cut.
-        embedding_dim: Columns; a multiple of `num_shards` if they are cut.
-        num_shards: Into how many parts the table is cut.
-        cut: The dimension that is cut: `"vocabulary"` or `"width"`.
-        **kwargs: `device` and `dtype`.
+        num_embeddings: Rows; a multiple of `num_shards` if rows are cut.
+        embedding_dim: Columns; a multiple of `num_shards` if columns are cut.
+        num_shards: Number of shards.
+        cut: Dimension that is cut: `"vocabulary"` or `"width"`.
+        device: Where the weights are made. Default: torch's default device.
+        dtype: Type of the weights. Default: torch's default type.
 
     Raises:
-        ValueError: the dimension cannot be shared evenly; the message names the nearest numbers that can.
+        ValueError: the shards cannot share the dimension evenly; the message names the nearest sizes that they can.
 
     Example:
         >>> ParallelEmbedding(10, 4, num_shards=2)(torch.tensor([[0, 9, 5]])).shape
@@ -38,7 +37,8 @@ class ParallelEmbedding(ShardedModule):
         num_shards: int,
         *,
         cut: Cut | str = Cut.VOCABULARY,
-        **kwargs: Any,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_shards)
         check_choice("cut", getattr(cut, "value", cut), ("vocabulary", "width"))
@@ -47,31 +47,31 @@ class ParallelEmbedding(ShardedModule):
         size, name = sizes[self.cut]
         part_of(size, num_shards, name)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self._take(nn.Embedding(num_embeddings, embedding_dim, **kwargs))
+        self._take(nn.Embedding(num_embeddings, embedding_dim, device=device, dtype=dtype))
 
     @classmethod
     def from_embedding(
         cls, embedding: nn.Embedding, num_shards: int, *, cut: Cut | str = Cut.VOCABULARY
     ) -> "ParallelEmbedding":
-        """The same table in shards; the weights are copied.
+        """Return the same table in shards, with copies of the weights.
 
         Raises:
-            ValueError: it does more than look up, such as limit norms or leave a row untrained.
+            ValueError: the embedding has a `padding_idx`, a `max_norm` or `scale_grad_by_freq`.
         """
         if embedding.max_norm is not None or embedding.padding_idx is not None or embedding.scale_grad_by_freq:
             raise ValueError(
-                f"{embedding} has a padding_idx, a max_norm or scale_grad_by_freq; an embedding in shards has none."
+                f"{embedding} has a padding_idx, a max_norm or scale_grad_by_freq, which embeddings in shards lack."
             )
-        made = cls(embedding.num_embeddings, embedding.embedding_dim, num_shards, cut=cut, device="meta")
-        made._take(embedding)
-        return made
+        sharded = cls(embedding.num_embeddings, embedding.embedding_dim, num_shards, cut=cut, device="meta")
+        sharded._take(embedding)
+        return sharded
 
     def _take(self, embedding: nn.Embedding) -> None:
         weight, dim = embedding.weight, 0 if self.cut is Cut.VOCABULARY else 1
         self.weight = as_parameter(weight.unflatten(dim, (self.num_shards, -1)).movedim(dim, 0), weight)
 
     def to_plain(self) -> nn.Embedding:
-        """The plain embedding with the same weights."""
+        """Return the plain embedding with the same weights."""
         dim = 0 if self.cut is Cut.VOCABULARY else 1
         weight = self.weight.movedim(0, dim).flatten(dim, dim + 1)
         embedding = nn.Embedding(self.num_embeddings, self.embedding_dim, device="meta")
@@ -81,14 +81,14 @@ class ParallelEmbedding(ShardedModule):
     to_embedding = to_plain
 
     def forward(self, index: Tensor) -> Tensor:
-        """[...] -> [..., embedding_dim]"""
+        """Return the rows of the table at an index: [...] -> [..., embedding_dim]."""
         flat = index.reshape(1, -1)
         count, rows, _ = self.weight.shape
         starts = torch.arange(count, device=index.device).unsqueeze(1)
         if self.cut is Cut.VOCABULARY:
             local = flat - (starts + self.first_shard) * rows  # [num_local, n]
             here = (local >= 0) & (local < rows)
-            # What no shard has is looked up in none, so that it is refused as a plain embedding refuses it.
+            # An index outside the table becomes -1, so that torch raises the same error as for a plain embedding.
             absent = torch.where((flat >= 0) & (flat < self.num_embeddings), 0, -1)
             found = nn.functional.embedding((local + starts * rows).where(here, absent), self.weight.flatten(0, 1))
             out = all_reduce(found * here.unsqueeze(2), self.num_shards)
@@ -98,4 +98,5 @@ class ParallelEmbedding(ShardedModule):
         return out.reshape(*index.shape, self.embedding_dim)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"{self.num_embeddings}, {self.embedding_dim}, num_shards={self.num_shards}, cut={self.cut.value!r}"

@@ -1,30 +1,30 @@
 """Linear layers in shards, cut by outputs (columns), by inputs (rows), or by both in a grid of shards."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
+from typing_extensions import Unpack
 
-from popgeo.nn.parallel.sharded_module import ShardedLinear, products
+from popgeo.nn.parallel.sharded_module import LinearChoices, ShardedLinear, products
 from popgeo.ops.refusals import check_shapes
 from popgeo.ops.shard_exchange import all_gather, all_reduce, replicate, shard
 
 
 class ColumnParallelLinear(ShardedLinear):
-    """A linear layer of which each shard has some of the outputs: X [A1, A2, ...] of arXiv:1909.08053.
+    """A linear layer with some of its outputs in each shard: X [A1, A2, ...] of arXiv:1909.08053.
 
-    Nothing is exchanged on the way forward, unless the outputs are joined; the gradient of the input is summed over
-    shards. A layer that is made with some seed has the weights of the plain layer made with that seed.
+    The forward pass exchanges nothing, unless the outputs are joined; the gradient of the input is summed over shards.
+    With the same seed the layer has the same weights as the plain layer.
 
     Args:
         in_features: Inputs.
         out_features: Outputs; a multiple of `num_shards`.
-        num_shards: Into how many parts the outputs are cut.
-        gather_output: Whether outputs are joined again. Left out, they stay cut for `RowParallelLinear`.
-        **kwargs: `bias`, cut like the outputs, `device` and `dtype`, as in `nn.Linear`.
+        num_shards: Number of shards.
+        gather_output: Whether outputs are joined again. Default: they stay cut for `RowParallelLinear`.
+        **kwargs: `bias`, which is cut like the outputs, `device` and `dtype`, as in `nn.Linear`.
 
     Raises:
-        ValueError: the outputs cannot be shared evenly; the message names the nearest numbers that can.
+        ValueError: the shards cannot share the outputs evenly; the message names the nearest sizes that they can.
 
     Example:
         >>> import torch
@@ -35,36 +35,44 @@ class ColumnParallelLinear(ShardedLinear):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, num_shards: int, *, gather_output: bool = False, **kwargs: Any
+        self,
+        in_features: int,
+        out_features: int,
+        num_shards: int,
+        *,
+        gather_output: bool = False,
+        **kwargs: Unpack[LinearChoices],
     ) -> None:
         super().__init__(in_features, out_features, (num_shards, 1), **kwargs)
         self.gather_output = gather_output
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in_features] -> [num_local, ..., out_features / num_shards], or joined [..., out_features]"""
+        """Return [num_local, ..., out_features / num_shards], or joined [..., out_features], of [..., in_features]."""
         rows = replicate(x.reshape(-1, self.in_features), self.num_shards, num_local=self.num_local)
         out = products(rows, self.weight, self.bias)  # [num_local, rows, out_features / num_shards]
         out = out.reshape(self.num_local, *x.shape[:-1], -1)
         return all_gather(out, -1, self.num_shards) if self.gather_output else out
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"{super().extra_repr()}, gather_output={self.gather_output}"
 
 
 class RowParallelLinear(ShardedLinear):
-    """A linear layer of which each shard has some of the inputs: the other half of arXiv:1909.08053.
+    """A linear layer with some of its inputs in each shard: the other half of arXiv:1909.08053.
 
-    Outputs are summed over shards; the way back exchanges nothing.
+    Outputs are summed over shards; the backward pass exchanges nothing.
 
     Args:
         in_features: Inputs; a multiple of `num_shards`.
         out_features: Outputs.
-        num_shards: Into how many parts the inputs are cut.
-        input_is_cut: Whether the input comes in shards, as `ColumnParallelLinear` leaves it; else it is cut here.
+        num_shards: Number of shards.
+        input_is_cut: Whether the input arrives in shards, as `ColumnParallelLinear` leaves it. If not, the layer cuts
+            it.
         **kwargs: `bias`, which all shards have, `device` and `dtype`, as in `nn.Linear`.
 
     Raises:
-        ValueError: the inputs cannot be shared evenly; the message names the nearest numbers that can.
+        ValueError: the shards cannot share the inputs evenly; the message names the nearest sizes that they can.
 
     Example:
         >>> import torch
@@ -73,7 +81,13 @@ class RowParallelLinear(ShardedLinear):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, num_shards: int, *, input_is_cut: bool = True, **kwargs: Any
+        self,
+        in_features: int,
+        out_features: int,
+        num_shards: int,
+        *,
+        input_is_cut: bool = True,
+        **kwargs: Unpack[LinearChoices],
     ) -> None:
         super().__init__(in_features, out_features, (1, num_shards), **kwargs)
         self.input_is_cut = input_is_cut
@@ -82,7 +96,11 @@ class RowParallelLinear(ShardedLinear):
         return bias  # all shards have it
 
     def forward(self, x: Tensor) -> Tensor:
-        """[num_local, ..., in_features / num_shards], or [..., in_features] to be cut, -> [..., out_features]"""
+        """Return [..., out_features] of [num_local, ..., in_features / num_shards], or of an uncut [..., in_features].
+
+        Raises:
+            ValueError: the input is not cut as the layer expects it.
+        """
         if self.input_is_cut:
             expected = self.num_local, *x.shape[1:-1], self.in_features // self.num_shards
             check_shapes("Cut the layer before by columns, or this one with input_is_cut=False.", x=(x, expected))
@@ -93,23 +111,24 @@ class RowParallelLinear(ShardedLinear):
         return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"{super().extra_repr()}, input_is_cut={self.input_is_cut}"
 
 
 class ParallelLinear2D(ShardedLinear):
-    """A linear layer of which each shard has a block: outputs are cut over rows of a grid, inputs over its columns.
+    """A linear layer with a block of weights in each shard: rows of a grid cut the outputs, columns cut the inputs.
 
-    Each shard sees a part of the input and holds 1 / (rows x columns) of the weights; partial outputs are summed over
-    the columns, whose IPUs stand next to each other, and joined over the rows.
+    Each shard reads a part of the input and holds 1 / (rows x columns) of the weights. Partial outputs are summed over
+    the columns, where neighboring IPUs exchange them, and joined over the rows.
 
     Args:
         in_features: Inputs; a multiple of the columns of the grid.
         out_features: Outputs; a multiple of the rows of the grid.
         grid: Rows and columns.
-        **kwargs: `bias`, cut like the outputs, `device` and `dtype`, as in `nn.Linear`.
+        **kwargs: `bias`, which is cut like the outputs, `device` and `dtype`, as in `nn.Linear`.
 
     Raises:
-        ValueError: a side cannot be shared evenly; the message names the nearest numbers that can.
+        ValueError: a side cannot be shared evenly; the message names the nearest sizes that can.
 
     Example:
         >>> import torch
@@ -122,14 +141,14 @@ class ParallelLinear2D(ShardedLinear):
 
     @property
     def num_local(self) -> int:
-        """How many of the shards it holds."""
+        """The number of shards in this process."""
         return self.weight.shape[0] * self.weight.shape[1]
 
     def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
-        """How many shards of each cut parameter that many shards of the layer have.
+        """Return the leading dimensions of each cut parameter, by name, for `num_local` shards of the layer.
 
         Raises:
-            ValueError: they are neither a part of a row of the grid nor whole rows.
+            ValueError: the shards are neither a part of a row of the grid nor whole rows.
         """
         columns = self.grid[1]
         if max(num_local, columns) % min(num_local, columns):
@@ -139,7 +158,7 @@ class ParallelLinear2D(ShardedLinear):
         return {"weight": (high, wide)} | ({} if self.bias is None else {"bias": (high,)})
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in_features] -> [..., out_features]"""
+        """Return the layer's outputs: [..., in_features] -> [..., out_features]."""
         rows, columns = self.grid
         high, wide = self.weight.shape[:2]
         stride = columns // wide  # IPUs of a row of the grid
@@ -152,4 +171,5 @@ class ParallelLinear2D(ShardedLinear):
         return all_gather(sums, -1, rows, stride=stride).reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"in_features={self.in_features}, out_features={self.out_features}, grid={self.grid}"

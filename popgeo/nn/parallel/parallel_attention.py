@@ -1,35 +1,37 @@
-"""Attention whose heads lie in shards."""
+"""Attention with its heads in shards."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from popgeo.nn.parallel.linear import ColumnParallelLinear, RowParallelLinear
-from popgeo.nn.parallel.sharded_module import as_parameter
+from popgeo.nn.parallel.sharded_module import LinearChoices, as_parameter
 from popgeo.ops.shard_exchange import part_of
 
 
 class ParallelAttention(nn.Module):
-    """Self-attention of which each shard has some of the heads (arXiv:1909.08053): one sum over shards each way.
+    """Self-attention with some of the heads in each shard (arXiv:1909.08053), and one sum over shards in each pass.
 
     Args:
-        width: Of a position; a multiple of `num_heads`.
+        width: Features of a position; a multiple of `num_heads`.
         num_heads: Heads; a multiple of `num_shards`.
-        num_shards: Into how many parts the heads are cut.
-        causal: Whether a position sees only itself and those before it.
-        **kwargs: Of the four products, as in `nn.Linear`: `bias`, `device` and `dtype`.
+        num_shards: Number of shards.
+        causal: Whether a position sees only itself and earlier positions.
+        **kwargs: `bias`, `device` and `dtype` of the four linear layers, as in `nn.Linear`.
 
     Raises:
-        ValueError: heads or width cannot be shared evenly; the message names the nearest numbers that can.
+        ValueError: heads or width cannot be shared evenly; the message names the nearest sizes that can.
 
     Example:
         >>> ParallelAttention(12, num_heads=6, num_shards=3)(torch.ones(2, 5, 12)).shape
         torch.Size([2, 5, 12])
     """
 
-    def __init__(self, width: int, num_heads: int, num_shards: int, *, causal: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self, width: int, num_heads: int, num_shards: int, *, causal: bool = True, **kwargs: Unpack[LinearChoices]
+    ) -> None:
         super().__init__()
         part_of(width, num_heads, "width")
         part_of(num_heads, num_shards, "num_heads")
@@ -49,7 +51,11 @@ class ParallelAttention(nn.Module):
         num_shards: int,
         causal: bool = True,
     ) -> "ParallelAttention":
-        """The same attention in shards; the weights of the four products are copied."""
+        """Return the same attention in shards, with copies of the weights of the four linear layers.
+
+        Raises:
+            ValueError: only some of query, key and value have a bias.
+        """
         made = cls(out.in_features, num_heads, num_shards, causal=causal, device="meta")
         if len({linear.bias is None for linear in (query, key, value)}) > 1:
             raise ValueError("Only some of query, key and value have a bias; give each of them one, or none.")
@@ -63,7 +69,7 @@ class ParallelAttention(nn.Module):
         return made
 
     def to_linears(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
-        """The plain layers of query, key, value and result with the same weights."""
+        """Return the plain layers of query, key, value and result with the same weights."""
         width = self.out.in_features
         plain = []
         for number in range(3):
@@ -75,7 +81,7 @@ class ParallelAttention(nn.Module):
         return plain[0], plain[1], plain[2], self.out.to_linear()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[sequences, positions, width] -> [sequences, positions, width]"""
+        """Return the attended positions: [sequences, positions, width] -> the same shape."""
         heads, positions = self.num_heads // self.num_shards, x.shape[1]
         qkv = self.qkv(x).unflatten(-1, (3, heads, -1))  # [num_local, sequences, positions, 3, heads, channels]
         query, key, value = qkv.transpose(2, 4).unbind(3)  # [num_local, sequences, heads, positions, channels] each
@@ -87,4 +93,5 @@ class ParallelAttention(nn.Module):
         return self.out(mixed.transpose(2, 3).flatten(-2))
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"num_heads={self.num_heads}, num_shards={self.num_shards}, causal={self.causal}"

@@ -1,4 +1,4 @@
-"""Whole models: layers are put into shards by name, made plain again, or left with some of their shards."""
+"""Whole models: functions that put layers into shards, make them plain again, or keep some of the shards."""
 
 from collections.abc import Mapping
 
@@ -13,21 +13,21 @@ from popgeo.ops.refusals import check_choice
 
 
 def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: int) -> nn.Module:
-    """Puts linear layers and embeddings of a model into shards, in place.
+    """Put linear layers and embeddings of a model into shards, in place.
 
-    Between a `column` and the `row` that follows it there may be anything that works element by element, such as an
-    activation or dropout. Attention is `ParallelAttention.from_linears`.
+    Only elementwise layers, such as an activation or dropout, may stand between a `column` and the `row` that follows
+    it. For attention use `ParallelAttention.from_linears`.
 
     Args:
-        model: The model to change; other layers stay as they are, and all shards have them alike.
-        cuts: How each layer is cut, by the end of its dotted name: `"mlp.up"` names this layer of all blocks.
-        num_shards: Into how many parts.
+        model: The model to change. Other layers stay unchanged, and every shard has all of them.
+        cuts: The cut of each layer, by the end of its dotted name: `"mlp.up"` names this layer of all blocks.
+        num_shards: Number of shards.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: a name is of no layer, or of one that cannot be cut so; nothing is changed then.
+        ValueError: no layer has a name, or a layer cannot be cut in this way; the model is then unchanged.
 
     Example:
         >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -49,10 +49,10 @@ def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: i
 
 
 def join_shards(model: nn.Module) -> nn.Module:
-    """Makes all linear layers and embeddings of a model plain again, in place, with the weights that they have now.
+    """Make all linear layers and embeddings of a model plain again, in place, with their present weights.
 
     Returns:
-        The model; parts of `ParallelAttention` stay as they are, `to_linears` gives their plain layers.
+        The model. Parts of `ParallelAttention` stay in shards; its `to_linears` returns their plain layers.
 
     Example:
         >>> model = shard_linears(nn.Sequential(nn.Linear(4, 8)), {"0": "gathered column"}, num_shards=2)
@@ -69,23 +69,23 @@ def join_shards(model: nn.Module) -> nn.Module:
 
 
 def keep_shards(model: nn.Module, rank: int, world_size: int) -> nn.Module:
-    """Leaves a model the shards of one of several processes, in place; the collectives reach the shards of the others.
+    """Keep only one process's shards of a model, in place; collectives reach the shards of the other processes.
 
-    Every process calls this on the same model, and trains with plain PyTorch: gradients of cut weights are its own,
-    and all other gradients are the same in all processes.
+    Every process calls this on the same model, and trains with plain PyTorch. Gradients of cut weights belong to the
+    process, and all other gradients are the same in all processes.
 
     Args:
-        model: With layers in shards.
+        model: A model with layers in shards.
         rank: Number of this process.
-        world_size: How many processes share the shards.
+        world_size: Number of processes that share the shards.
 
     Raises:
-        ValueError: they cannot share them evenly, or a layer lies in a grid.
+        ValueError: the processes cannot share the shards evenly, or a layer lies in a grid.
     """
     layers = [module for module in model.modules() if isinstance(module, ShardedModule)]
     for layer in layers:
         if isinstance(layer, ParallelLinear2D):
-            raise ValueError(f"{layer} lies in a grid, whose sums are of some processes only; keep it in one process.")
+            raise ValueError(f"{layer} lies in a grid, and only some processes take part in its sums. Use one process.")
         if layer.num_shards % world_size:
             raise ValueError(f"{layer} has {layer.num_shards} shards, which {world_size} processes cannot share evenly")
     for layer in layers:

@@ -1,26 +1,27 @@
-"""What every layer in shards has: how many shards there are, and which of its weights are cut."""
+"""The base classes of layers in shards: the number of shards, and the weights that are cut."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from popgeo.ops.shard_exchange import part_of
 
 
 class Cut(Enum):
-    """How a layer is cut.
+    """The ways to cut a layer into shards.
 
     Attributes:
-        COLUMN: A linear layer by its outputs, which stay cut for what follows.
-        ROW: A linear layer by its inputs, which come cut from what precedes.
-        GATHERED_COLUMN: A linear layer by its outputs, which are joined again.
-        WHOLE_ROW: A linear layer by its inputs, which come whole.
-        VOCABULARY: An embedding by its rows.
-        WIDTH: An embedding by its columns.
+        COLUMN: Cut a linear layer by its outputs, which stay cut for the next layer.
+        ROW: Cut a linear layer by its inputs, which the layer before leaves cut.
+        GATHERED_COLUMN: Cut a linear layer by its outputs, and join them again.
+        WHOLE_ROW: Cut a linear layer by its inputs, which arrive whole.
+        VOCABULARY: Cut an embedding by its rows.
+        WIDTH: Cut an embedding by its columns.
     """
 
     COLUMN = "column"
@@ -31,15 +32,29 @@ class Cut(Enum):
     WIDTH = "width"
 
 
-class ShardedModule(nn.Module):
-    """A layer whose weights have a first dimension of shards.
+class LinearChoices(TypedDict, total=False):
+    """The choices of `nn.Linear` that layers in shards hand on.
 
-    It computes with as many shards as its weights hold, so the same code runs all of them in one process, some of them
-    in each of several processes (`popgeo.nn.parallel.shard_model.keep_shards`), and one of them in the program that
+    Attributes:
+        bias: Whether the layer adds a learned bias. Default: True.
+        device: Where the weights are made. Default: torch's default device.
+        dtype: Type of the weights. Default: torch's default type.
+    """
+
+    bias: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class ShardedModule(nn.Module):
+    """A layer in shards: the first dimension of its weights counts the shards of this process.
+
+    The layer computes with all shards that its weights hold. So the same code runs all shards in one process, some of
+    them in each of several processes (`popgeo.nn.parallel.shard_model.keep_shards`), and one shard in the program that
     `popgeo.ipu` plans for one of several IPUs.
 
     Args:
-        num_shards: Into how many parts the layer is cut.
+        num_shards: Number of shards, in all processes.
     """
 
     weight: Tensor
@@ -50,40 +65,42 @@ class ShardedModule(nn.Module):
 
     @property
     def num_local(self) -> int:
-        """How many of the shards it holds."""
+        """The number of shards in this process."""
         return self.weight.shape[0]
 
     def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
-        """How many shards of each cut parameter, by name, `num_local` shards of the layer have.
+        """Return the leading dimensions of each cut parameter, by name, for `num_local` shards of the layer.
 
         Raises:
-            ValueError: the layer has no such part.
+            ValueError: the layer cannot be divided into parts of this number of shards.
         """
         return {"weight": (num_local,)}
 
     @abstractmethod
     def to_plain(self) -> nn.Module:
-        """The plain layer with the same weights."""
+        """Return the plain layer with the same weights."""
 
 
 class ShardedLinear(ShardedModule):
     """A linear layer in a grid of shards: its outputs are cut over the rows of the grid, its inputs over the columns.
 
-    A layer that is made with some seed has the weights of the plain layer made with that seed.
+    With the same seed the layer has the same weights as the plain layer.
 
     Args:
         in_features: Inputs; a multiple of the columns.
         out_features: Outputs; a multiple of the rows.
         grid: Rows and columns.
-        **kwargs: As in `nn.Linear`.
+        **kwargs: `bias`, `device` and `dtype`, as in `nn.Linear`.
 
     Raises:
-        ValueError: a side cannot be shared evenly; the message names the nearest numbers that can.
+        ValueError: a side cannot be shared evenly; the message names the nearest sizes that can.
     """
 
     bias: Tensor | None
 
-    def __init__(self, in_features: int, out_features: int, grid: tuple[int, int], **kwargs: Any) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, grid: tuple[int, int], **kwargs: Unpack[LinearChoices]
+    ) -> None:
         super().__init__(grid[0] * grid[1])
         part_of(out_features, grid[0], "out_features")
         part_of(in_features, grid[1], "in_features")
@@ -92,10 +109,16 @@ class ShardedLinear(ShardedModule):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, shards: Any, **choices: Any) -> Any:
-        """The same layer in shards, as the constructor takes them and its other choices; the weights are copied."""
-        made = cls(linear.in_features, linear.out_features, shards, **choices, device="meta")
-        made._take(linear)
-        return made
+        """Return the same layer in shards, with copies of the weights.
+
+        Args:
+            linear: The plain layer.
+            shards: `num_shards`, or `grid`, of the constructor.
+            **choices: Other choices of the constructor, such as `gather_output` or `input_is_cut`.
+        """
+        sharded = cls(linear.in_features, linear.out_features, shards, **choices, device="meta")
+        sharded._take(linear)
+        return sharded
 
     def _take(self, linear: nn.Linear) -> None:
         weight, bias, (rows, columns) = linear.weight, linear.bias, self.grid
@@ -104,15 +127,15 @@ class ShardedLinear(ShardedModule):
         self.bias = None if bias is None else as_parameter(self._cut_bias(bias), bias)
 
     def _laid_out(self, weight: Tensor) -> Tensor:
-        """[rows, columns, out / rows, in / columns] as the layer keeps it: [shards, out / rows, in / columns]"""
+        """Return the layer's own layout: [rows, columns, out / rows, in / columns] -> [shards, out / rows, ...]."""
         return weight.flatten(0, 1)
 
     def _cut_bias(self, bias: Tensor) -> Tensor:
-        """[out] -> [rows, out / rows]"""
+        """Return the bias of each row of the grid: [out] -> [rows, out / rows]."""
         return bias.unflatten(0, (self.grid[0], -1))
 
     def to_plain(self) -> nn.Linear:
-        """The plain layer with the same weights."""
+        """Return the plain layer with the same weights."""
         cut = self.weight.reshape(*self.grid, *self.weight.shape[-2:])
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         linear.weight = as_parameter(cut.movedim(1, 2).flatten(2).flatten(0, 1), self.weight)
@@ -123,21 +146,22 @@ class ShardedLinear(ShardedModule):
     to_linear = to_plain
 
     def local_parts(self, num_local: int) -> Mapping[str, tuple[int, ...]]:
-        """How many shards of each cut parameter that many shards of the layer have."""
+        """Return the leading dimension of each cut parameter, by name, for `num_local` shards of the layer."""
         is_cut = self.bias is not None and self.bias.dim() > 1
         return {"weight": (num_local,)} | ({"bias": (num_local,)} if is_cut else {})
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         return f"in_features={self.in_features}, out_features={self.out_features}, num_shards={self.num_shards}"
 
 
 def as_parameter(cut: Tensor, like: Tensor) -> nn.Parameter:
-    """A tensor as a parameter of its own memory, trained if the one that it was cut from is."""
+    """Return a copy of a tensor as a parameter, which is trained if the original parameter is."""
     return nn.Parameter(cut.detach().contiguous().clone(), requires_grad=like.requires_grad)
 
 
 def products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Each shard's product: [shards, n, in] and [shards, out, in] -> [shards, n, out]"""
+    """Return x weight^T + bias of each shard: [shards, n, in] and [shards, out, in] -> [shards, n, out]."""
     if bias is None:
         return torch.bmm(x, weight.transpose(1, 2))
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))

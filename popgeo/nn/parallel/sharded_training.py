@@ -1,4 +1,4 @@
-"""The training step of a knowledge graph's embeddings whose entities lie in shards, with balanced exchange."""
+"""The training step of a knowledge graph's embeddings with entities in shards and balanced exchange."""
 
 import torch
 from torch import Tensor, nn
@@ -10,23 +10,23 @@ from popgeo.ops.shard_exchange import exchange_shards
 
 
 class ShardedTraining(nn.Module):
-    """Scores triples against negatives of every shard and gives the loss: BESS, balanced entity sampling and sharing.
+    """The loss of triples against negatives of every shard, by balanced entity sampling and sharing (BESS).
 
-    Each shard has its triples' heads, and holds equally many tails and negatives for every other shard; these are
-    looked up, exchanged in one balanced step and scored where the heads are (arXiv:2211.12281). With one shard it is
-    ordinary training against shared negatives. The losses do not depend on how processes divide the shards.
+    Each shard has its triples' heads, and holds equally many tails and negatives for every other shard. These are
+    looked up, exchanged in one balanced step and scored where the heads are (arXiv:2211.12281). With one shard this is
+    ordinary training against shared negatives. The losses do not depend on the processes that hold the shards.
 
     Args:
-        model: Its entities are the rows of the local shards, one shard after the other.
-        loss: Compares triples with negatives.
-        num_shards: How many shards there are.
-        num_local: How many of them this process holds; all when left out. If it holds fewer, its tables of entities
-            are its own: training neither shares their weights with other processes nor adds up their gradients.
-        sides: Which ends of a triple negatives replace; the loss is the mean over them.
+        model: The embeddings; their entities are the rows of the local shards, one shard after the other.
+        loss: Function that compares triples with negatives.
+        num_shards: Number of shards in all processes.
+        num_local: Shards of this process. Default: all. With fewer, the tables of entities belong to this process:
+            training neither shares their weights with other processes nor adds up their gradients.
+        sides: Ends of a triple that negatives replace; the loss is the mean over them.
         n3: Weight of the cubed absolute values of head, relation and tail, arXiv:1806.07297; 0 leaves them out.
 
     Raises:
-        ValueError: no side, or numbers of shards that fit neither each other nor the model.
+        ValueError: there is no side, or the numbers of shards do not fit each other or the model.
 
     Example:
         >>> from popgeo.nn import DistMult, SoftmaxLoss
@@ -75,8 +75,8 @@ class ShardedTraining(nn.Module):
         negative_entity: Tensor,
         weight: Tensor,
     ) -> Tensor:
-        """The mean loss over the triples of the batch; arguments as `popgeo.loader.TripleBatch` explains them. []"""
-        # Each look-up of its own would have a gradient of the size of the whole table.
+        """Return the mean loss over the triples of the batch; `popgeo.loader.TripleBatch` explains the arguments."""
+        # One look-up for all, because each look-up has a gradient as large as the whole table.
         rows = self._look_up(torch.cat([head, tail, negative], dim=2))
         own, theirs = rows.split([head.size(2), tail.size(2) + negative.size(2)], dim=2)
         heads = own.flatten(1, 2)  # [num_local, triples, width]
@@ -87,7 +87,7 @@ class ShardedTraining(nn.Module):
         relations = self.model.relations(relation.flatten(1))  # [num_local, triples, width]
         mask, candidates = triples_mask.flatten(1), negative_entity.flatten(1).unsqueeze(1)
         positive = self.model.similarity.of_rows(self.model.query(heads, relations, TripleEnd.TAIL), tails)
-        divisor = weight.sum()  # then the mean over processes is the mean over all triples
+        divisor = weight.sum()  # with it the mean over processes is the mean over all triples
 
         total = positive.new_zeros(())
         for side in self.sides:
@@ -102,10 +102,11 @@ class ShardedTraining(nn.Module):
         return total
 
     def _look_up(self, rows: Tensor) -> Tensor:
-        """The entities in rows of each local shard. [num_local, num_shards, n] -> [num_local, num_shards, n, width]"""
+        """Return the entities in rows of each local shard: [num_local, num_shards, n] -> [..., width]."""
         start = torch.arange(self.num_local, device=rows.device).view(-1, 1, 1)
         return self.model.entities(rows + start * (self.model.num_nodes // self.num_local))
 
     def extra_repr(self) -> str:
+        """Return the settings that `repr` shows."""
         sides = ", ".join(side.value for side in self.sides)
         return f"num_shards={self.num_shards}, num_local={self.num_local}, sides=({sides}), n3={self.n3}"

@@ -1,4 +1,4 @@
-"""Dummy atoms, z = 0, act nowhere: with and without a mask, in any place, for any way to find edges."""
+"""Dummy atoms, z = 0, have no effect: with and without a mask, in any place, and with each way to find edges."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Claims about GPS against PyG's layers, and about what it refuses."""
+"""Claims about GPS against PyG's layers, and about its errors."""
 
 import pytest
 import torch

@@ -26,7 +26,7 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 def plain_layer(layer: nn.Module, x: Tensor, e: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The equations node by node and edge by edge, one graph after the other."""
+    """Compute the equations node by node and edge by edge, graph after graph."""
     edges = list(zip(*EDGES.tolist(), strict=True))
     e_new = torch.stack([layer.edge_mlp(torch.cat([x[u], x[v], e[k], g[BATCH[u]]])) for k, (u, v) in enumerate(edges)])
     x_new = []
@@ -97,7 +97,7 @@ def test_the_loss_of_denoising_is_the_mean_cross_entropy_of_real_rows_and_column
 
 
 class Step(nn.Module):
-    """GPS++ that predicts a number for each graph, and what atoms were."""
+    """A GPS++ that predicts a number for each graph, and the original atoms."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ EACH_MODEL = pytest.mark.parametrize("name", PAIRS)
 
 
 def make_pair(name: str) -> tuple[KnowledgeGraphModel, pyg.KGEModel]:
-    """Our model and PyG's with the same parameters."""
+    """Return our model and PyG's model with the same parameters."""
     torch.manual_seed(0)
     ours, theirs, choices = PAIRS[name]
     pair = ours(*SIZES, **choices).double(), theirs(*SIZES, **choices).double()

@@ -1,4 +1,4 @@
-"""Claims about many tasks on one trunk: NaN labels and padding count for nothing, heads share what is below them."""
+"""Claims about many tasks on one trunk: NaN labels and padding do not count, and heads share the trunk."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""NBFNet: paths by hand, and scores that depend on the graph that a query sees and on nothing else."""
+"""Claims about NBFNet: paths by hand, and scores that depend only on the graph that a query sees."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class Questions:
 
 
 def make_questions(num_nodes: int = 9, num_facts: int = 14, num_queries: int = 4) -> Questions:
-    """Random facts, each also as its inverse, and queries of which each is one of the facts."""
+    """Return random facts with their inverses, and queries that are some of the facts."""
     generator = torch.Generator().manual_seed(0)
     head, tail = torch.randint(num_nodes, (2, num_facts), generator=generator)
     relation = torch.randint(RELATIONS // 2, (num_facts,), generator=generator)
@@ -68,7 +68,7 @@ def loss_and_gradients(model: NBFNet, q: Questions, num_queries: int) -> list[Te
 
 
 def without(q: Questions, query: int, hidden: Tensor) -> Questions:
-    """One query alone, on the graph that it sees, from which the hidden edges are really gone."""
+    """Return one query on the graph that it sees, with its hidden edges removed."""
     keep = q.edges_mask & ~hidden[query]
     one = slice(query, query + 1)
     return replace(
@@ -83,7 +83,7 @@ def without(q: Questions, query: int, hidden: Tensor) -> Questions:
 
 
 def padded(q: Questions, nodes: int, edges: int, queries: int) -> Questions:
-    """Free slots, with garbage in them; a free query repeats nothing that is asked."""
+    """Add empty slots that hold garbage; an empty query repeats no other query."""
     more = torch.full((edges,), 10**6)
     return replace(
         q,

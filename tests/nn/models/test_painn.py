@@ -37,7 +37,7 @@ def make_molecules() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def plain_energy(model: PaiNN, z: Tensor, pos: Tensor) -> Tensor:
-    """Equations 7 to 10 of arXiv:2102.03150 for one molecule, one pair of atoms after the other."""
+    """Compute equations 7 to 10 of arXiv:2102.03150 for one molecule, pair after pair of atoms."""
     s = list(model.embedding(z))
     v = [torch.zeros(3, s[0].numel(), dtype=pos.dtype) for _ in s]
     for message, update in zip(model.messages, model.updates, strict=True):

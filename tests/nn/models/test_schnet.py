@@ -37,14 +37,14 @@ def make_molecules(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, 
 
 @pytest.fixture(autouse=True)
 def masses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyG reads the atomic masses from ase, which is not installed."""
+    """Replace the atomic masses that PyG reads from ase, which is not installed."""
     ase = ModuleType("ase")
     ase.data = SimpleNamespace(atomic_masses=np.array(ATOMIC_MASSES))
     monkeypatch.setitem(sys.modules, "ase", ase)
 
 
 def make_pair(dtype: torch.dtype, interaction_graph, **kwargs) -> tuple[SchNet, pyg.SchNet]:
-    """Our model and PyG's on the same edges, with the same parameters."""
+    """Return our model and PyG's model on the same edges, with the same parameters."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # PyG rounds ln 2 and the Gaussians' width to the default type
     torch.manual_seed(0)

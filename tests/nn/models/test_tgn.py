@@ -1,4 +1,4 @@
-"""TGN's memory, last neighbors and embedding: equal to PyG's event by event, whatever is in the padding."""
+"""Claims about TGN: memory, last neighbors and embedding equal PyG's event by event, with any values in padding."""
 
 import copy
 from collections import deque
@@ -25,7 +25,7 @@ NODES, MSG, CHANNELS, SIZE, BATCH = 12, 3, 8, 4, 10
 
 
 def make_events(num_events: int = 57, *, is_bipartite: bool = False) -> TemporalData:
-    """Random events at different times; few nodes, so that a batch holds several of each, and loops."""
+    """Return random events at different times, of few nodes, so that a batch has several events per node, and loops."""
     generator = torch.Generator().manual_seed(0)
     src, dst = torch.randint(NODES, (2, num_events), generator=generator)
     if is_bipartite:
@@ -43,7 +43,7 @@ def ends_of(batch: TemporalData) -> EventEnds:
 
 
 def real(batch: TemporalData) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The events of a batch as PyG's classes take them, without slots that are not in use."""
+    """Return the real events of a batch as PyG's classes take them, without empty slots."""
     return tuple(column[batch.events_mask] for column in (batch.src, batch.dst, batch.t, batch.msg))
 
 
@@ -53,10 +53,10 @@ def make_model(dtype: torch.dtype = torch.float64, **kwargs: object) -> TGN:
 
 
 class LastOfTorchScatter(LastAggregator):
-    """PyG's aggregator as it is with torch_scatter: a node without messages gets zeros.
+    """PyG's aggregator with the behavior of torch_scatter: a node without messages gets zeros.
 
-    Without torch_scatter `scatter_argmax` says "none" by the number of the last node instead of the number of messages,
-    and such a node takes in a message of another one.
+    Without torch_scatter `scatter_argmax` marks a missing message by the number of the last node instead of the number
+    of messages, and such a node takes in a message of a different node.
     """
 
     def forward(self, msg: Tensor, index: Tensor, t: Tensor, dim_size: int) -> Tensor:
@@ -65,7 +65,7 @@ class LastOfTorchScatter(LastAggregator):
 
 
 class PygTGN(nn.Module):
-    """TGN as PyG's example puts it together."""
+    """TGN as in PyG's example."""
 
     def __init__(self, model: TGN) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def test_the_last_neighbors_are_the_last_after_every_batch(size: int):
 
 @pytest.mark.parametrize("size", [4, 30])
 def test_the_last_neighbors_are_pygs_after_every_batch(size: int):
-    """Batches of four: of a node with more than `size` events in one batch PyG's loader keeps any, not the last."""
+    """Use batches of four: if a node has more than `size` events in a batch, PyG's loader keeps arbitrary ones."""
     events = make_events(is_bipartite=size == 4)
     events.msg = torch.arange(len(events.src)).float().unsqueeze(1)  # PyG keeps the number of the event
     own, peer = LastNeighbors(NODES, size, 1), LastNeighborLoader(NODES, size)
@@ -283,7 +283,7 @@ def test_a_compiled_step_is_static_and_equals_eager_with_its_state():
 
 
 def test_compiled_training_and_evaluation_share_state_and_are_eager_ones_over_a_stream():
-    """Two epochs, the second from `reset_state`; each trains on four batches and evaluates on two."""
+    """Run two epochs, the second from `reset_state`; each trains on four batches and evaluates on two."""
     stream = batches(make_events(60))
     eager, compiled = Training(make_model(dropout=0.0)), Training(make_model(dropout=0.0))
     optimizer = torch.optim.SGD(eager.parameters(), lr=0.01)
@@ -313,7 +313,7 @@ def test_compiled_training_and_evaluation_share_state_and_are_eager_ones_over_a_
 
 @dataclass
 class Wrong:
-    """A call that must be refused, and what the refusal names."""
+    """A wrong call, and the name that its error must contain."""
 
     change: dict[str, Tensor]
     named: str

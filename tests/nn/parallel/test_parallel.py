@@ -32,7 +32,7 @@ CUTS = {
 
 
 class PlainAttention(nn.Module):
-    """Causal attention of four heads, in PyTorch's own words."""
+    """Causal attention of four heads in plain PyTorch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def in_shards(plain: Block, count: int) -> Block:
 
 
 def plain_state(model: Block) -> dict[str, Tensor]:
-    """The weights by the names that they have in the plain model."""
+    """Return the weights by their names in the plain model."""
     model, attention = copy.deepcopy(model), PlainAttention()
     attention.query, attention.key, attention.value, attention.out = model.attend.to_linears()
     model.attend = attention

@@ -46,7 +46,7 @@ def in_shards(whole: KnowledgeGraphModel, shards: EntityShards) -> KnowledgeGrap
 
 
 def plain_loss(model: KnowledgeGraphModel, batch: TripleBatch, loss: LogSigmoidLoss | SoftmaxLoss, n3: float) -> Tensor:
-    """Each shard's triples against the entities it received, by number and without any shards."""
+    """Compute the loss of each shard's triples against its received entities, by their numbers and without shards."""
     total = torch.zeros((), dtype=torch.float64)
     for shard in range(SHARDS.num_shards):
         mask = batch.triples_mask[shard]
