@@ -1,72 +1,59 @@
-"""Reports wrong arguments: for an unknown keyword it suggests the closest known one, as Python 3.13 does."""
+"""Checks of arguments: unknown names lead to the closest known one, and values have the right kind."""
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
 from inspect import signature
 from typing import Any, TypeVar, get_args
 
 Callable_ = TypeVar("Callable_", bound=Any)
+_SYNONYMS = {"num_graphs": "batch_size"}
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The question whether the closest known name was intended; empty if no name is close.
+    """Return the question whether the closest known name was intended; empty if no name is close.
 
     Example:
         >>> meant("num_node", ["num_nodes", "num_edges"])
         " Did you mean 'num_nodes'?"
     """
-    return "".join(f" Did you mean {near!r}?" for near in get_close_matches(name, [*known], 1))
-
-
-def require_kinds(owner: str, annotations: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuses what is neither True nor False for a switch, as "no" would mean yes, and other numbers for whole ones.
-
-    Args:
-        owner: Whose arguments they are.
-        annotations: What each may be.
-        given: What each is.
-
-    Raises:
-        ValueError: an argument whose annotation is `bool` is something else, or one that may be an `int` is a fraction,
-            a switch or a text.
-
-    Example:
-        >>> require_kinds("SchNet", {"hidden_channels": int}, {"hidden_channels": 64.0})
-        Traceback (most recent call last):
-            ...
-        ValueError: SchNet.hidden_channels is 64.0; it must be a whole number.
-    """
-    for name, value in given.items():
-        kinds = get_args(annotations.get(name)) or (annotations.get(name),)
-        if kinds == (bool,) and not isinstance(value, bool):
-            raise ValueError(f"{owner}.{name} is {value!r}; it must be True or False.")
-        is_other = isinstance(value, float | bool | str | None) and type(value) not in kinds
-        if int in kinds and float not in kinds and is_other:
-            raise ValueError(f"{owner}.{name} is {value!r}; it must be a whole number.")
+    names = [*known]
+    close = [_SYNONYMS[name]] if _SYNONYMS.get(name) in names else get_close_matches(name, names, 1)
+    return "".join(f" Did you mean {near!r}?" for near in close)
 
 
 def names_arguments(made: Callable_) -> Callable_:
-    """Decorates a function or a class: a call with an unknown keyword suggests the closest one and names it.
+    """Decorate a function or a class so that calls are checked: names, switches and whole numbers.
 
-    Switches and whole numbers are checked, see `require_kinds`.
+    The names and kinds are those of the signature. `**kwargs: Unpack[T]` stands for the keys of `T`.
 
     Raises:
-        TypeError: the keyword is unknown.
-        ValueError: a switch is neither True nor False, or a number is not whole.
+        TypeError: a keyword is unknown.
+        ValueError: a switch is neither True nor False, because "no" would count as True; or a fraction, a switch or a
+            text stands for a whole number.
 
     Example:
         >>> @names_arguments
-        ... def pack(num_nodes): ...
+        ... def pack(num_nodes: int): ...
         >>> pack(num_node=3)
         Traceback (most recent call last):
             ...
         TypeError: pack has no argument 'num_node'. Did you mean 'num_nodes'?
+        >>> pack(num_nodes=3.0)
+        Traceback (most recent call last):
+            ...
+        ValueError: pack.num_nodes is 3.0; it must be a whole number.
     """
     inner: Any = vars(made)["__init__"] if isinstance(made, type) else made
-    parameters = signature(inner).parameters
-    known = {name: one.annotation for name, one in parameters.items()}
-    is_open = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    known: dict[str, Any] = {}
+    is_open = False
+    for name, parameter in signature(inner).parameters.items():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            known[name] = parameter.annotation
+        elif typed := get_args(parameter.annotation):
+            known |= typed[0].__annotations__
+        else:
+            is_open = True
 
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -74,15 +61,14 @@ def names_arguments(made: Callable_) -> Callable_:
         for name in kwargs:
             if name not in known and not is_open:
                 raise TypeError(f"{owner} has no argument {name!r}.{meant(name, known)}")
-        given = {**dict(zip(known, args, strict=False)), **kwargs}
-        require_kinds(owner, {name: kind for name, kind in known.items() if kind is bool}, given)
-        try:
-            result = inner(*args, **kwargs)
-        except TypeError:
-            require_kinds(owner, known, given)  # which says more than what stumbled over it
-            raise
-        require_kinds(owner, known, given)
-        return result
+        for name, value in [*zip(known, args, strict=False), *kwargs.items()]:
+            kinds = get_args(known.get(name)) or (known.get(name),)
+            if kinds == (bool,) and not isinstance(value, bool):
+                raise ValueError(f"{owner}.{name} is {value!r}; it must be True or False.")
+            is_other = isinstance(value, float | bool | str | None) and type(value) not in kinds
+            if int in kinds and float not in kinds and is_other:
+                raise ValueError(f"{owner}.{name} is {value!r}; it must be a whole number.")
+        return inner(*args, **kwargs)
 
     if inner is made:
         return call  # type: ignore[return-value]  # called like it

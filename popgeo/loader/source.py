@@ -129,7 +129,7 @@ def opened_for(dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -
     warnings.warn(
         f"{opened.why_not_all}, so each graph is fetched again in every epoch, which is slow. If that is not wanted, "
         f"pass list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
-        stacklevel=4,
+        stacklevel=5,
     )
     return opened, replace(layout, levels=levels_of(opened.store.attributes, levels))
 

@@ -104,8 +104,8 @@ def test_two_processes_share_the_batches_of_a_sampler_under_every_trainer(tmp_pa
 
 @pytest.mark.parametrize(("trainer", "known"), [("lightning", ("2.4", "2.5", "2.6")), ("accelerate", ("1.",))])
 def test_popgeo_knows_how_this_version_of_a_trainer_makes_loaders_again(trainer: str, known: tuple[str, ...]):
-    """`AskedForAgain` and `batch_size` depend on it: compare `lightning/pytorch/utilities/data.py` (arguments of a new
-    batch sampler and loader) and `accelerate/data_loader.py` (`BatchSamplerShard`) before adding a version here.
+    """`loader_class` and `batch_size` depend on it: compare `lightning/pytorch/utilities/data.py` (arguments of a new
+    loader) and `accelerate/data_loader.py` (`BatchSamplerShard`) before adding a version here.
     """
     skip_without(trainer)
     assert version(trainer).startswith(known)

@@ -145,7 +145,7 @@ def test_resuming_and_shards():
         ({"parts": torch.zeros(90)}, "pass 90 numbers of 0 or more"),
         ({"parts": torch.full((90,), -1)}, "pass 90 numbers of 0 or more"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"data": library()}, "for HeteroData use"),
+        ({"data": library()}, "For HeteroData use FixedSizeNeighborLoader"),
     ],
 )
 def test_wrong_arguments_are_refused(choices, message):
