@@ -212,7 +212,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]]):
 
 
 def _costs(cost: Any, packer: SizesPacker) -> np.ndarray:
-    """Return the cost of each graph. float64 [num_graphs]"""
+    """Return the cost of each graph, float64 [num_graphs]."""
     if isinstance(cost, str):
         if cost not in packer.names:
             raise ValueError(f"cost is {cost!r}; pass one of {list(packer.names)}, numbers, or a function.")

@@ -28,8 +28,8 @@ from popgeo.packing import totals_of_packs
 class FixedSizeDataLoader(EpochLoader):
     """A loader of graphs in batches with constant shapes.
 
-    Every batch is a PyG `Batch` with `num_nodes` nodes, `num_edges` edges and `num_graphs` graphs. Real nodes, edges and
-    graphs come first; `nodes_mask`, `edges_mask` and `graphs_mask` are True for them.
+    Every batch is a PyG `Batch` with `num_nodes` nodes, `num_edges` edges and `num_graphs` graphs. Real nodes, edges
+    and graphs come first; `nodes_mask`, `edges_mask` and `graphs_mask` are True for them.
 
     Args:
         dataset: An `InMemoryDataset` (also indexed, shuffled or split), a list of `Data` or `HeteroData`, a `Subset`
@@ -182,7 +182,7 @@ def _sizes(
     num_nodes: int | dict[str, int] | None,
     num_edges: int | dict[tuple[str, str, str], int] | None,
 ) -> FixedSizeOptions:
-    """Return the sizes of a batch: the given sizes, or those that hold the largest graphs.
+    """Return the given sizes of a batch, or sizes that hold the largest graphs.
 
     Raises:
         ValueError: sizes are given twice, or `batch_size` contradicts them.

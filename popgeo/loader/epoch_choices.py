@@ -49,7 +49,7 @@ class EpochArguments(ShardArguments, total=False):
 
 
 class LoaderArguments(EpochArguments, total=False):
-    """Keyword arguments of loaders of graphs: those of every loader, then fields of `LayoutChoices`."""
+    """Keyword arguments of loaders of graphs: `EpochArguments` and fields of `LayoutChoices`."""
 
     levels: Levels | None
     index_dtype: torch.dtype

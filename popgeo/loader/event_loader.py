@@ -102,7 +102,7 @@ class NonNeighbors:
         return cls(first=first, group=group.numpy(), nodes=nodes)
 
     def draw(self, ids: np.ndarray, seed: int) -> Tensor:
-        """Return a random node for each event number, all nodes equally likely. int64 [num_ids]"""
+        """Return a random node for each event number, all nodes equally likely, int64 [num_ids]."""
         group = self.group[ids]
         ranks = below(
             np.full(len(ids), seed, np.uint64), ids.astype(np.uint64), self.nodes.num_free(group).astype(np.uint64)

@@ -56,7 +56,7 @@ class SizesPacker(StrategyPacker):
         return pack_epoch(self.sizes, self.budget, self, order, generator)
 
     def full(self, packs: Packs) -> np.ndarray:
-        """Return the share of each limit that each batch uses. [num_packs, num_dimensions]"""
+        """Return the share of each limit that each batch uses, [num_packs, num_dimensions]."""
         return totals_of_packs(self.sizes, packs.indices, packs.ptr) / np.maximum(self.limits, 1)
 
 

@@ -108,7 +108,7 @@ class TripleSource(BatchSource):
         )
 
     def _negatives(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw the rows that each shard sends to each, and their entities. Both [num_shards, num_shards, num_negatives]"""
+        """Draw the rows that each shard sends to each, and their entities, [num_shards, num_shards, num_negatives]."""
         num_shards, num_rows = self.shards.entity.shape
         if self.num_negatives is None:
             rows = torch.arange(num_rows).expand(num_shards, num_shards, num_rows).contiguous()

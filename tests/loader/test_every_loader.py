@@ -1,4 +1,4 @@
-"""What holds of every loader: it resumes in the middle of an epoch, shares its batches out, and feeds a device."""
+"""Claims about every loader: it resumes in the middle of an epoch, shares its batches out, and feeds a device."""
 
 import copy
 import inspect
@@ -67,7 +67,7 @@ LOADERS: dict[str, Callable[..., EpochLoader]] = {
         TRIPLES, EntityShards.deal(11, num_shards=2), slots=5, num_negatives=3, **{"seed": 5, **choices}
     ),
 }
-SHARED_OUT = {  # what numbers the things that batches are made of, and if it is real
+SHARED_OUT = {  # the attribute that numbers the items, its mask, and all numbers
     "graphs": ("charge", "graphs_mask", range(40)),
     "neighbors": ("n_id", "seeds_mask", range(60)),
     "clusters": ("n_id", "nodes_mask", range(60)),
@@ -197,7 +197,7 @@ def test_help_and_type_checkers_know_every_argument_of_a_loader(kind: type):
     assert {one.name for one in fields(EpochChoices)} <= {*keys, *(one.name for one in named)}
     for name, annotation in EpochChoices.__annotations__.items():
         assert keys.get(name, annotation) == annotation
-    assert _OF_TORCH <= inspect.signature(DataLoader.__init__).parameters.keys()
+    assert inspect.signature(DataLoader.__init__).parameters.keys() >= _OF_TORCH
     with pytest.raises(TypeError, match=f"{kind.__name__} has no argument 'num_worker'. Did you mean 'num_workers'"):
         kind(num_worker=2)
 

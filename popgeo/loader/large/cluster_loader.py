@@ -126,9 +126,9 @@ class FixedSizeClusterLoader(SubgraphLoader):
         parts, num_parts = _checked(store, parts)
         self.cluster_sizes = ClusterSizes.count(edge_index, parts, num_parts)
         graph = CompressedGraph.from_edge_index(edge_index, num_rows(store, _NODES))
-        sampler, sizes = ClusterSampler(graph, parts, num_parts), fixed_size_options
-        self.cluster_data = cluster_data
-        super().__init__(data, store, sampler, layout, choices, batch_size, sizes, over_size_strategy, kwargs)
+        self.cluster_data, sampler = cluster_data, ClusterSampler(graph, parts, num_parts)
+        sizes = {"fixed_size_options": fixed_size_options, "over_size_strategy": over_size_strategy}
+        super().__init__(data, store, sampler, layout, choices, batch_size, {**kwargs, **sizes})
 
     def _together(self, order: np.ndarray) -> Packs:
         limits = self.fixed_size_options.limits((_NODES, _EDGES)).tolist()

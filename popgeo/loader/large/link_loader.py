@@ -1,6 +1,5 @@
 """The loader of seed edges, with negatives and with the neighbors of their ends."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,6 @@ from typing_extensions import Unpack
 from popgeo.data.attribute_names import MADE_FOR_LINKS
 from popgeo.data.axes import Axis, Level, StoreKey, ends_of
 from popgeo.data.batch_layout import LayoutChoices
-from popgeo.data.fixed_size_options import FixedSizeOptions
-from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.epoch_choices import EpochChoices, choices_from
 from popgeo.loader.epoch_loader import loader_class
 from popgeo.loader.large.neighbor_loader import NeighborArguments, Neighborhood, check_arguments
@@ -144,16 +141,8 @@ class FixedSizeLinkLoader(SubgraphLoader):
         time_attr: Attribute of nodes, or of edges, that holds their time.
         weight_attr: Attribute of edges that holds the weight with which each is drawn.
         batch_size: Seed edges of a batch.
-        shuffle: Whether each epoch has a random order, given by `seed` and the number of the epoch.
         directed: False means `subgraph_type="induced"`.
-        fixed_size_options: Sizes of a batch. Default: measured on sampled batches.
-        over_size_strategy: Treatment of a batch that is too large: a strategy that trims, or Error.
-        add_pad_masks: Whether batches carry masks.
-        follow_batch: Attributes to add an assignment vector for.
-        exclude_keys: Attributes to leave out.
-        seed: Number that decides every order and every draw; see `EpochChoices`.
-        options: Number of batches in one item, or an object that has it; see `EpochChoices`.
-        kwargs: Further arguments; `EpochChoices` and `LayoutChoices` explain those that are not torch's or PyG's.
+        kwargs: Further arguments, such as `fixed_size_options`, `shuffle` and `num_workers`; see `NeighborArguments`.
 
     Raises:
         ValueError: arguments contradict each other or the graph, or the sizes cannot hold the ends.
@@ -186,25 +175,14 @@ class FixedSizeLinkLoader(SubgraphLoader):
         time_attr: str | None = None,
         weight_attr: str | None = None,
         batch_size: int = 1,
-        shuffle: bool = False,
         *,
         directed: bool = True,
-        fixed_size_options: FixedSizeOptions | None = None,
-        over_size_strategy: OverSizeStrategy | str = OverSizeStrategy.TrimNodesAndEdges,
-        add_pad_masks: bool = True,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        seed: int | None = None,
-        options: Any = None,
         **kwargs: Unpack[NeighborArguments],
     ) -> None:
-        check_arguments(kwargs, over_size_strategy)
-        choices = choices_from(EpochChoices, kwargs, shuffle=shuffle, seed=seed, options=options)
+        check_arguments(kwargs)
         # A split such as PyG's RandomLinkSplit leaves the links on the graph; batches carry their own.
-        excluded = [*(exclude_keys or ()), *MADE_FOR_LINKS]
-        layout = choices_from(
-            LayoutChoices, kwargs, add_pad_masks=add_pad_masks, follow_batch=follow_batch, exclude_keys=excluded
-        )
+        kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *MADE_FOR_LINKS]
+        layout = choices_from(LayoutChoices, kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
         how: dict[str, Any] = {"subgraph_type": subgraph_type, "directed": directed, "replace": replace}
         how |= {"disjoint": disjoint or edge_label_time is not None, "temporal_strategy": temporal_strategy}
@@ -229,8 +207,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
             rows = most[end] + len(sampler.labels["edge_label"])
             most[end] = rows if neighborhood.how["disjoint"] else min(size, rows)
         self.num_neighbors = num_neighbors
-        given = fixed_size_options
-        super().__init__(data, store, sampler, layout, choices, batch_size, given, over_size_strategy, kwargs)
+        super().__init__(data, store, sampler, layout, choices_from(EpochChoices, kwargs), batch_size, kwargs)
 
 
 def _joined(edges: Tensor, links: Tensor, sizes: tuple[int, int], is_one_type: bool) -> Tensor:

@@ -28,11 +28,21 @@ _REFUSED = {
 
 
 class NeighborArguments(LoaderArguments, total=False):
-    """Keyword arguments of loaders of seeds: those of loaders of graphs, then PyG's that need no explanation here.
+    """Keyword arguments of loaders of seeds: `LoaderArguments` and further ones.
 
-    `is_sorted` and `filter_per_worker` change nothing. The last three are refused with a reason.
+    `fixed_size_options` are the sizes of a batch; by default they are measured on sampled batches. `over_size_strategy`
+    is Error or a strategy that trims. `EpochChoices` and `LayoutChoices` explain the following ones. The others are
+    PyG's: `is_sorted` and `filter_per_worker` change nothing, the last three are refused with a reason.
     """
 
+    fixed_size_options: FixedSizeOptions | None
+    over_size_strategy: OverSizeStrategy | str
+    shuffle: bool
+    seed: int | None
+    options: Any
+    add_pad_masks: bool
+    follow_batch: Sequence[str] | None
+    exclude_keys: Sequence[str] | None
     is_sorted: bool
     filter_per_worker: bool | None
     transform: None
@@ -145,16 +155,8 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         time_attr: Attribute of nodes, or of edges, that holds their time.
         weight_attr: Attribute of edges that holds the weight with which each is drawn.
         batch_size: Seeds of a batch.
-        shuffle: Whether each epoch has a random order, given by `seed` and the number of the epoch.
         directed: False means `subgraph_type="induced"`, as in older versions of PyG.
-        fixed_size_options: Sizes of a batch. Default: measured on sampled batches.
-        over_size_strategy: Treatment of a batch that is too large: a strategy that trims, or Error.
-        add_pad_masks: Whether batches carry masks.
-        follow_batch: Attributes to add an assignment vector for.
-        exclude_keys: Attributes to leave out.
-        seed: Number that decides every order and every draw; see `EpochChoices`.
-        options: Number of batches in one item, or an object that has it; see `EpochChoices`.
-        kwargs: Further arguments; `EpochChoices` and `LayoutChoices` explain those that are not torch's or PyG's.
+        kwargs: Further arguments, such as `fixed_size_options`, `shuffle` and `num_workers`; see `NeighborArguments`.
 
     Raises:
         ValueError: arguments contradict each other or the graph, or the sizes cannot hold the seeds.
@@ -186,23 +188,12 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         time_attr: str | None = None,
         weight_attr: str | None = None,
         batch_size: int = 1,
-        shuffle: bool = False,
         *,
         directed: bool = True,
-        fixed_size_options: FixedSizeOptions | None = None,
-        over_size_strategy: OverSizeStrategy | str = OverSizeStrategy.TrimNodesAndEdges,
-        add_pad_masks: bool = True,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        seed: int | None = None,
-        options: Any = None,
         **kwargs: Unpack[NeighborArguments],
     ) -> None:
-        check_arguments(kwargs, over_size_strategy)
-        choices = choices_from(EpochChoices, kwargs, shuffle=shuffle, seed=seed, options=options)
-        layout = choices_from(
-            LayoutChoices, kwargs, add_pad_masks=add_pad_masks, follow_batch=follow_batch, exclude_keys=exclude_keys
-        )
+        check_arguments(kwargs)
+        layout = choices_from(LayoutChoices, kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
         how: dict[str, Any] = {"subgraph_type": subgraph_type, "directed": directed, "replace": replace}
         how |= {"disjoint": disjoint or input_time is not None, "temporal_strategy": temporal_strategy}
@@ -210,11 +201,10 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         sampler = NeighborSampler(store, num_neighbors, input_nodes, input_time, **how)
         self.node_type, self.num_neighbors = sampler.node_type, num_neighbors
         self._most_seeds = {sampler.node_type: min(batch_size, sampler.num_items)}
-        sizes = fixed_size_options
-        super().__init__(data, store, sampler, layout, choices, batch_size, sizes, over_size_strategy, kwargs)
+        super().__init__(data, store, sampler, layout, choices_from(EpochChoices, kwargs), batch_size, kwargs)
 
 
-def check_arguments(arguments: Mapping[str, Any], over_size_strategy: OverSizeStrategy | str) -> None:
+def check_arguments(arguments: Mapping[str, Any]) -> None:
     """Raise if a loader of seeds was given an argument that it cannot use.
 
     Raises:
@@ -223,7 +213,7 @@ def check_arguments(arguments: Mapping[str, Any], over_size_strategy: OverSizeSt
     for name, why in _REFUSED.items():
         if arguments.get(name) is not None:
             raise ValueError(f"{name} is not taken: {why}.")
-    if over_size_strategy in (OverSizeStrategy.Skip, OverSizeStrategy.Skip.name):
+    if arguments.get("over_size_strategy") in (OverSizeStrategy.Skip, OverSizeStrategy.Skip.name):
         raise ValueError(
             "OverSizeStrategy.Skip cannot leave a batch of seeds out, since its size is known only once it is sampled. "
             "Pass OverSizeStrategy.TrimNodesAndEdges, which keeps all seeds, or Error."

@@ -43,9 +43,8 @@ class SubgraphLoader(EpochLoader):
         layout: Layout of a batch.
         choices: Choices of the epochs.
         batch_size: Seeds, or clusters, of a batch.
-        fixed_size_options: Sizes of a batch; None measures them on sampled batches.
-        over_size_strategy: Treatment of a batch that is too large.
-        arguments: All keyword arguments of the loader, for torch's `DataLoader`.
+        arguments: All keyword arguments of the loader: `fixed_size_options`, the sizes of a batch, by default measured
+            on sampled batches; `over_size_strategy`; and arguments of torch's `DataLoader`.
     """
 
     _most_seeds: Mapping[Any, int] = {}
@@ -59,15 +58,14 @@ class SubgraphLoader(EpochLoader):
         layout: LayoutChoices,
         choices: EpochChoices,
         batch_size: int,
-        fixed_size_options: FixedSizeOptions | None,
-        over_size_strategy: OverSizeStrategy | str,
         arguments: Mapping[str, Any],
     ) -> None:
         if choices.batch_sampler is not None:
             raise ValueError(f"Sizes decide which {self._unit} share a batch; leave batch_sampler out.")
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; a batch holds 1 or more {self._unit}.")
-        self.over_size_strategy = strategy = member(OverSizeStrategy, over_size_strategy)
+        strategy = arguments.get("over_size_strategy", OverSizeStrategy.TrimNodesAndEdges)
+        self.over_size_strategy = strategy = member(OverSizeStrategy, strategy)
         features = rows_of(data)
         if features is not None and "background" not in arguments:
             choices = replace(choices, background=True)  # the next batch is requested while a step runs
@@ -78,7 +76,7 @@ class SubgraphLoader(EpochLoader):
         part_sampler.sample(np.empty(0, np.int64), seed=0)  # raises now, not in an epoch
         self.size_estimate: SizeEstimate | None = None
         """Measured sizes; None if sizes were given."""
-        sizes = fixed_size_options or self._measured(store, choices.seed or 0)
+        sizes = arguments.get("fixed_size_options") or self._measured(store, choices.seed or 0)
         sizes = sizes.to_hetero(store.node_types, store.edge_types) if store.is_hetero else sizes
         rows = {name: v.shape[-1 if "index" in name else 0] for name, v in part_sampler.labels.items()}
         self.fixed_size_options = replace(sizes, num_rows={**(sizes.num_rows or {}), **rows} or None)
@@ -123,7 +121,7 @@ class SubgraphLoader(EpochLoader):
         return FixedSizeOptions.from_sizes(store, sizes, 2)
 
     def _packs_like_an_epoch(self, seed: int) -> Iterator[np.ndarray]:
-        """Yield batches like those of an epoch, from other random draws, without end."""
+        """Yield batches that an epoch could have, from other random draws, without end."""
         for epoch in count():
             found = EpochSampler(self._packer, self.choices).whole(seed ^ _MEASURED, epoch)
             full = np.flatnonzero(np.diff(found.ptr) == np.diff(found.ptr).max())

@@ -27,7 +27,7 @@ def loader_of(data=DATA, **kwargs) -> FixedSizeClusterLoader:
 
 
 def induced(nodes: torch.Tensor, data: Data = DATA) -> list[int]:
-    """The numbers of all edges whose ends are both among some nodes, by the plain definition."""
+    """Return the numbers of all edges with both ends among some nodes, by the plain definition."""
     inside = set(nodes.tolist())
     return [i for i, (a, b) in enumerate(data.edge_index.T.tolist()) if a in inside and b in inside]
 
