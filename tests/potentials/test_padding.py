@@ -93,7 +93,7 @@ def test_a_fault_of_an_item_is_told_with_its_number() -> None:
 
 
 def test_a_batch_that_would_be_padding_alone_is_refused() -> None:
-    with pytest.raises(ValueError, match="batch_size is 1, and one structure of a batch is padding"):
+    with pytest.raises(ValueError, match="batch_size is 1, but one structure of a batch is padding"):
         loader(num_nodes=None, num_edges=None, batch_size=1)
 
 
