@@ -8,6 +8,8 @@ import torch
 from typing_extensions import TypedDict
 
 from popgeo.data.axes import Levels
+from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.trim import OverSizeStrategy
 from popgeo.did_you_mean import names_arguments
 
 Noun = TypeVar("Noun")
@@ -49,12 +51,25 @@ class EpochArguments(ShardArguments, total=False):
 
 
 class LoaderArguments(EpochArguments, total=False):
-    """Keyword arguments of loaders of graphs: `EpochArguments` and fields of `LayoutChoices`."""
+    """Keyword arguments of loaders of graphs: `EpochArguments` and less common fields of `LayoutChoices`."""
 
     levels: Levels | None
     index_dtype: torch.dtype
     sort_edges: bool
     spread_padding_edges: bool
+
+
+class GraphLoaderArguments(LoaderArguments, total=False):
+    """Keyword arguments of loaders that name none of these in their signature; `FixedSizeDataLoader` explains them."""
+
+    fixed_size_options: FixedSizeOptions | None
+    over_size_strategy: OverSizeStrategy | str
+    shuffle: bool
+    seed: int | None
+    options: Any
+    add_pad_masks: bool
+    follow_batch: Sequence[str] | None
+    exclude_keys: Sequence[str] | None
 
 
 @names_arguments

@@ -39,9 +39,8 @@ from typing_extensions import Unpack
 from popgeo.data.axes import Axis, Level
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.masks import MASKS
-from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.data_loader import FixedSizeDataLoader
-from popgeo.loader.epoch_choices import LoaderArguments
+from popgeo.loader.epoch_choices import GraphLoaderArguments
 from popgeo.loader.epoch_loader import loader_class
 from popgeo.loader.run import EpochPlan, Run
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, strategy_of
@@ -95,7 +94,7 @@ class Structures(Dataset[Data]):
         return [self[number] for number in range(len(self))] if isinstance(self.items, list | tuple) else self
 
 
-class PotentialArguments(LoaderArguments, total=False):
+class PotentialArguments(GraphLoaderArguments, total=False):
     """Keyword arguments of `PotentialLoader` that every framework's `fixed_size_loader` takes.
 
     `num_nodes`, `num_edges` and `batch_size` are the sizes of a batch, padding included; `PotentialLoader` explains
@@ -105,15 +104,7 @@ class PotentialArguments(LoaderArguments, total=False):
     num_nodes: int | None
     num_edges: int | None
     batch_size: int
-    shuffle: bool
-    seed: int | None
-    fixed_size_options: FixedSizeOptions | None
     fixed_size_strategy: FixedSizeStrategy | Packing | str
-    over_size_strategy: OverSizeStrategy | str
-    add_pad_masks: bool
-    follow_batch: Sequence[str] | None
-    exclude_keys: Sequence[str] | None
-    options: None
     protect: str | None
     shuffle_bytes: int
     progress_bar: bool | None

@@ -1,6 +1,6 @@
 """The loader of seeds with sampled neighbors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,9 @@ from typing_extensions import Unpack
 
 from popgeo.data.axes import Axis, Level, StoreKey, ends_of
 from popgeo.data.batch_layout import LayoutChoices
-from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.epoch_choices import EpochChoices, LoaderArguments, choices_from
+from popgeo.loader.epoch_choices import GraphLoaderArguments, EpochChoices, choices_from
 from popgeo.loader.epoch_loader import loader_class
 from popgeo.loader.large.subgraph import ONLY_EDGES, PartSampler, Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
@@ -27,22 +26,14 @@ _REFUSED = {
 }
 
 
-class NeighborArguments(LoaderArguments, total=False):
-    """Keyword arguments of loaders of seeds: `LoaderArguments` and further ones.
+class NeighborArguments(GraphLoaderArguments, total=False):
+    """Keyword arguments of loaders of seeds: `GraphLoaderArguments` and arguments of PyG's `NeighborLoader`.
 
-    `fixed_size_options` are the sizes of a batch; by default they are measured on sampled batches. `over_size_strategy`
-    is Error or a strategy that trims. `EpochChoices` and `LayoutChoices` explain the following ones. The others are
-    PyG's: `is_sorted` and `filter_per_worker` change nothing, the last three are refused with a reason.
+    By default `fixed_size_options` are measured on sampled batches. `over_size_strategy` is Error or a strategy that
+    trims. Of PyG's arguments, `is_sorted` and `filter_per_worker` change nothing; the last three are refused with a
+    reason.
     """
 
-    fixed_size_options: FixedSizeOptions | None
-    over_size_strategy: OverSizeStrategy | str
-    shuffle: bool
-    seed: int | None
-    options: Any
-    add_pad_masks: bool
-    follow_batch: Sequence[str] | None
-    exclude_keys: Sequence[str] | None
     is_sorted: bool
     filter_per_worker: bool | None
     transform: None
