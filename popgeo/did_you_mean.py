@@ -25,12 +25,12 @@ def meant(name: str, known: Iterable[str]) -> str:
 def names_arguments(made: Callable_) -> Callable_:
     """Decorate a function or a class so that calls are checked: names, switches and whole numbers.
 
-    The names and kinds are those of the signature. `**kwargs: Unpack[T]` stands for the keys of `T`.
+    The names and kinds are those of the signature. `**kwargs: Unpack[T]` means the keys of `T`.
 
     Raises:
         TypeError: a keyword is unknown.
-        ValueError: a switch is neither True nor False, because "no" would count as True; or a fraction, a switch or a
-            text stands for a whole number.
+        ValueError: a switch is neither True nor False, because "no" would count as True; or a whole number is
+            given as a fraction, a switch or a text.
 
     Example:
         >>> @names_arguments

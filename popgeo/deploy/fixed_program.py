@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, Tensor]
 WHOLE_BATCH = ""
-"""Stands for an argument's name if the model takes one `Batch`."""
+"""Used in place of an argument's name if the model takes one `Batch`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

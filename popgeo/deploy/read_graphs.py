@@ -42,8 +42,8 @@ class GraphReader:
         """Return the valid graphs as a flat store, their numbers, and the errors of the others.
 
         Args:
-            graphs: A flat store, a dataset that can be flattened, or a list. In a list, an exception stands for a graph
-                that could not be read.
+            graphs: A flat store, a dataset that can be flattened, or a list. In a list, an exception takes the place
+                of a graph that could not be read.
             first: Number of the first graph, for errors.
             keep: Whether to continue without invalid graphs.
 
@@ -144,7 +144,7 @@ def opened(loader: Any) -> Any:
 
 
 def pieces(graphs: Any, size: int) -> Iterable[Any]:
-    """Yield graphs in pieces of `size`; an exception stands for a graph that a dataset could not give.
+    """Yield graphs in pieces of `size`; an exception takes the place of a graph that a dataset could not give.
 
     A flat store is cut into views, a dataset is indexed, and any other iterable is iterated over. Batches, also of a
     loader, are taken apart without their padding.

@@ -33,7 +33,7 @@ class Packer(ABC):
     num_items: int
 
     def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
-        """Return every index once, in the order of an epoch; None stands for 0, 1, 2, .., int64 [num_items]."""
+        """Return every index once, in the order of an epoch, int64 [num_items]; None means ascending order."""
         return torch.randperm(self.num_items, generator=generator).numpy() if shuffle else None
 
     @abstractmethod

@@ -57,8 +57,8 @@ class ClusterSampler(PartSampler):
 class FixedSizeClusterLoader(SubgraphLoader):
     """A loader of clusters of a large graph, with the edges inside and between them, in batches with constant shapes.
 
-    Clusters are shuffled in every epoch, and as many as fit share a batch (arXiv:1905.07953). `n_id` and `e_id` are the
-    numbers of nodes and edges in the whole graph.
+    Clusters are shuffled in every epoch, and each batch is filled with clusters (arXiv:1905.07953). `n_id` and `e_id`
+    are the numbers of nodes and edges in the whole graph.
 
     Args:
         cluster_data: PyG's `ClusterData`; or the graph, or PyG's `(feature_store, graph_store)`, with `num_parts` or

@@ -104,7 +104,7 @@ def _mapped(array: Any) -> np.ndarray:
 
 
 def _random(array: np.ndarray) -> np.ndarray:
-    """Return the array; if it is mapped, the system is told to read only the pages that are used."""
+    """Return the array; if it is mapped, the system reads only the pages that are used."""
     pages = getattr(array, "_mmap", None)
     if pages is not None and hasattr(mmap, "MADV_RANDOM"):
         pages.madvise(mmap.MADV_RANDOM)

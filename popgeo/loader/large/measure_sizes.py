@@ -40,10 +40,10 @@ def measure_sizes(
 
     The result is the larger of two sizes. One is the largest sampled batch. The other is a tolerance bound of the
     normal distribution (Owen 1963), widened for skewness (Cornish and Fisher 1938), because the size of a batch is a
-    sum over many seeds. A few hubs can make sizes far from normal (an excess kurtosis above 1). Then so many batches
-    are sampled that the largest of them suffices for any distribution: all of n batches stay below the size that a
-    share p exceeds with probability (1 - p)^n. The work is bounded by nodes and edges, not by a clock, so that sizes
-    are the same on every machine.
+    sum over many seeds. A few hubs can make sizes far from normal (an excess kurtosis above 1). Then more batches are
+    sampled, until the largest of them suffices for any distribution: all of n batches stay below the size that a share
+    p exceeds with probability (1 - p)^n. The work is bounded by nodes and edges, not by a clock, so that sizes are the
+    same on every machine.
 
     Args:
         sampler: Samples the batches.

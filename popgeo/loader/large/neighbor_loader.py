@@ -12,7 +12,7 @@ from popgeo.data.axes import Axis, Level, StoreKey, ends_of
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.epoch_choices import GraphLoaderArguments, EpochChoices, choices_from
+from popgeo.loader.epoch_choices import EpochChoices, GraphLoaderArguments, choices_from
 from popgeo.loader.epoch_loader import loader_class
 from popgeo.loader.large.subgraph import ONLY_EDGES, PartSampler, Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader

@@ -1,4 +1,4 @@
-"""The grouping of clusters into batches: as many as fit, including the edges between them."""
+"""The grouping of clusters into batches that also hold the edges between the clusters."""
 
 from dataclasses import dataclass
 
