@@ -71,7 +71,7 @@ def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], n
 
 
 def read_notes_of_onnx(data: bytes) -> str:
-    """Return the notes of a file, empty if it has none.
+    """Return the notes of a file, or an empty text.
 
     Raises:
         ImportError: onnx is not installed.

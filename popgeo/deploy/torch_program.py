@@ -72,7 +72,7 @@ def parts_of_archive(data: bytes) -> dict[str, bytes]:
 
 
 def read_notes_of_archive(data: bytes) -> str:
-    """Return the notes of a file, empty if it has none."""
+    """Return the notes of a file, or an empty text."""
     return parts_of_archive(data).get(_NOTES, b"").decode()
 
 

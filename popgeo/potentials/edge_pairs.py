@@ -51,7 +51,7 @@ def note_opposite_edges(graphs: Any) -> None:
 
 
 def opposite_in_batch(batch: Batch) -> dict[str, Tensor]:
-    """Return `opposite_edge` of a batch, counted from the batch's first edge, in a dictionary; empty if it has none.
+    """Return `opposite_edge` of a batch, counted from the batch's first edge, in a dictionary, which may be empty.
 
     Args:
         batch: Batch with `opposite_edge` counted from the first edge of each structure, and with any numbers in
