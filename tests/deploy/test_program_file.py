@@ -227,7 +227,7 @@ DAMAGE = {
 }
 CRAFTED = {
     "later": (replaced(SAYS, b'"version": 1', b'"version": 7'), "version 7"),
-    "pickle": (replaced("weights_config.json", b'"use_pickle": false', b'"use_pickle": true'), "would be executed"),
+    "pickle": (replaced("weights_config.json", b'"use_pickle": false', b'"use_pickle": true'), "could execute code"),
     "file": (replaced(MODEL, b"aten.mul.Tensor", b"aten.from_file.default"), "aten.from_file.default' is not one"),
     "shell": (replaced(MODEL, b"torch.ops.aten.mul.Tensor", b"posix.system"), "posix.system' is not one"),
 }
