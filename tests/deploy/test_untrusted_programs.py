@@ -190,7 +190,7 @@ def weights_config(change: Callable[[Any], object]) -> Callable[[Entries], Entri
 
 
 WEIGHTS: dict[str, tuple[Callable[[Any], object], str]] = {
-    "pickled": (lambda one: one.update(use_pickle=True), "would be executed"),
+    "pickled": (lambda one: one.update(use_pickle=True), "could execute code"),
     "larger": (lambda one: one["tensor_meta"].update(sizes=[{"as_int": 10**12}]), "out of bounds"),
     "beyond": (lambda one: one["tensor_meta"].update(storage_offset={"as_int": 5}), "out of bounds"),
     "expression": (lambda one: one["tensor_meta"].update(sizes=[EXPRESSION]), "an argument is"),
