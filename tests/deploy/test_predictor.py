@@ -327,7 +327,7 @@ def test_a_pooling_of_its_own_size_is_asked_about():
             return torch.zeros(int(batch.max()) + 1, 4).index_add(0, batch, x)
 
     graphs = graphs_of(8)
-    with pytest.raises(ValueError, match="say results="):
+    with pytest.raises(ValueError, match="pass results="):
         Predictor(Pooled(), SMALL, "none")(graphs)
     found = Predictor(Pooled(), SMALL, "none", results={"out": "graph"})(graphs)
     assert_close(found["out"], torch.stack([graph.x.sum(0) for graph in graphs]))
