@@ -1,12 +1,13 @@
 """Checks of arguments: an unknown keyword gets a suggestion, as in Python 3.13, and a wrong kind of value an error."""
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
 from inspect import signature
 from typing import Any, TypeVar, get_args
 
 Callable_ = TypeVar("Callable_", bound=Any)
+_SYNONYMS = {"num_graphs": "batch_size"}
 
 
 def meant(name: str, known: Iterable[str]) -> str:
@@ -16,57 +17,43 @@ def meant(name: str, known: Iterable[str]) -> str:
         >>> meant("num_node", ["num_nodes", "num_edges"])
         " Did you mean 'num_nodes'?"
     """
-    return "".join(f" Did you mean {near!r}?" for near in get_close_matches(name, [*known], 1))
-
-
-def require_kinds(owner: str, annotations: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Check that switches are True or False, since "no" would count as true, and that counts are whole numbers.
-
-    Args:
-        owner: Name of the function or class, for messages.
-        annotations: Annotation of each argument.
-        given: Value of each argument.
-
-    Raises:
-        ValueError: The value of an argument with annotation `bool` is not a bool, or the value of an argument with
-            annotation `int` is a fraction, a bool or a text.
-
-    Example:
-        >>> require_kinds("SchNet", {"hidden_channels": int}, {"hidden_channels": 64.0})
-        Traceback (most recent call last):
-            ...
-        ValueError: SchNet.hidden_channels is 64.0; it must be a whole number.
-    """
-    for name, value in given.items():
-        kinds = get_args(annotations.get(name)) or (annotations.get(name),)
-        if kinds == (bool,) and not isinstance(value, bool):
-            raise ValueError(f"{owner}.{name} is {value!r}; it must be True or False.")
-        is_other = isinstance(value, float | bool | str | None) and type(value) not in kinds
-        if int in kinds and float not in kinds and is_other:
-            raise ValueError(f"{owner}.{name} is {value!r}; it must be a whole number.")
+    names = [*known]
+    close = [_SYNONYMS[name]] if _SYNONYMS.get(name) in names else get_close_matches(name, names, 1)
+    return "".join(f" Did you mean {near!r}?" for near in close)
 
 
 def names_arguments(made: Callable_) -> Callable_:
-    """Decorate a function or a class with a check of its arguments.
+    """Decorate a function or a class with a check of its arguments: names, switches and whole numbers.
 
-    A call with an unknown keyword suggests the closest known one. Switches and counts are checked by `require_kinds`.
+    The signature gives names and types; for `**kwargs: Unpack[T]` the keys of `T` count.
 
     Raises:
         TypeError: A keyword is unknown.
-        ValueError: A switch is neither True nor False, or a count is not a whole number.
+        ValueError: A switch is neither True nor False, since "no" would count as true; or a count is a fraction, a
+            switch or a text.
 
     Example:
         >>> @names_arguments
-        ... def pack(num_nodes): ...
+        ... def pack(num_nodes: int): ...
         >>> pack(num_node=3)
         Traceback (most recent call last):
             ...
         TypeError: pack has no argument 'num_node'. Did you mean 'num_nodes'?
+        >>> pack(num_nodes=3.0)
+        Traceback (most recent call last):
+            ...
+        ValueError: pack.num_nodes is 3.0; it must be a whole number.
     """
     inner: Any = vars(made)["__init__"] if isinstance(made, type) else made
-    parameters = signature(inner).parameters
-    known = {name: one.annotation for name, one in parameters.items()}
-    is_open = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    known: dict[str, Any] = {}
+    is_open = False
+    for name, parameter in signature(inner).parameters.items():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            known[name] = parameter.annotation
+        elif typed := get_args(parameter.annotation):
+            known |= typed[0].__annotations__
+        else:
+            is_open = True
 
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -74,15 +61,14 @@ def names_arguments(made: Callable_) -> Callable_:
         for name in kwargs:
             if name not in known and not is_open:
                 raise TypeError(f"{owner} has no argument {name!r}.{meant(name, known)}")
-        given = {**dict(zip(known, args, strict=False)), **kwargs}
-        require_kinds(owner, {name: kind for name, kind in known.items() if kind is bool}, given)
-        try:
-            result = inner(*args, **kwargs)
-        except TypeError:
-            require_kinds(owner, known, given)  # a clearer message than the TypeError's
-            raise
-        require_kinds(owner, known, given)
-        return result
+        for name, value in [*zip(known, args, strict=False), *kwargs.items()]:
+            kinds = get_args(known.get(name)) or (known.get(name),)
+            if kinds == (bool,) and not isinstance(value, bool):
+                raise ValueError(f"{owner}.{name} is {value!r}; it must be True or False.")
+            is_other = isinstance(value, float | bool | str | None) and type(value) not in kinds
+            if int in kinds and float not in kinds and is_other:
+                raise ValueError(f"{owner}.{name} is {value!r}; it must be a whole number.")
+        return inner(*args, **kwargs)
 
     if inner is made:
         return call  # type: ignore[return-value]  # it has the signature of `made`

@@ -13,9 +13,10 @@ from popgeo.data.batch_contents import Layout, Slot, SlotKind
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.masks import mask_slot
-from popgeo.did_you_mean import require_kinds
+from popgeo.did_you_mean import names_arguments
 
 
+@names_arguments
 @dataclass(frozen=True, kw_only=True)
 class LayoutChoices:
     """The choices for the layout of a batch, common to collaters, loaders of many graphs and loaders of a large graph.
@@ -49,7 +50,6 @@ class LayoutChoices:
     spread_padding_edges: bool = False
 
     def __post_init__(self) -> None:
-        require_kinds(type(self).__name__, type(self).__annotations__, vars(self))
         for name in ("follow_batch", "exclude_keys"):
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
         object.__setattr__(self, "levels", with_registered(self.levels))

@@ -1,4 +1,4 @@
-"""A trained model as a calculator of ASE, whose shapes stay the same for a whole run."""
+"""Calculators of ASE for trained models, with constant shapes during a run."""
 
 import copy
 import operator
@@ -19,15 +19,15 @@ from popgeo.packing.sizes import grown
 
 Evaluation = Callable[..., tuple[Tensor, ...]]
 STATES = {"charge", "spin"}
-"""What a model may take of `atoms.info`."""
+"""Names in `atoms.info` that a model may read."""
 
 
 class Potential(nn.Module):
-    """Energy, forces and stress of one structure that shares its batch with a graph of padding.
+    """A model's energy, forces and stress of one structure, in a batch with one graph of padding.
 
     Args:
-        model: As of `Calculator`.
-        with_stress: Whether the structure fills space.
+        model: The model, see `Calculator`.
+        with_stress: Whether to compute stress, which needs three cell vectors.
     """
 
     def __init__(self, model: nn.Module, with_stress: bool) -> None:
@@ -37,7 +37,7 @@ class Potential(nn.Module):
     def forward(
         self, z: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor, edge_shift: Tensor, cell: Tensor
     ) -> tuple[Tensor, ...]:
-        """[2, 1], [num_nodes, 3] and, if it is asked for, [2, 3, 3]"""
+        """Return energies [2, 1], forces [num_nodes, 3] and, with stress, stress [2, 3, 3]."""
         given: dict[str, Any] = {"edge_shift": edge_shift, "num_graphs": 2}
         if self.with_stress:
             return energy_forces_and_stress(self.model, z, pos, batch, edge_index, cell=cell, **given)
@@ -45,19 +45,20 @@ class Potential(nn.Module):
 
 
 class SystemsCalculator:
-    """Lets ASE run dynamics, optimizers and screenings with any framework's model; needs `ase`.
+    """A calculator of ASE for any framework's model: dynamics, optimizers, screenings. Needs `ase`.
 
         atoms.calc = SystemsCalculator(popgeo.potentials.mace.evaluator(model))
 
     Args:
-        evaluator: Returns `energy`, `forces` and, if the model has it, `stress` of a list of `ase.Atoms` by name, such
-            as `popgeo.potentials.evaluator.Evaluator`, whose `make_room` fixes the shape for a screening.
+        evaluator: Returns a dictionary with `energy`, `forces` and, if the model has it, `stress` of a list of
+            `ase.Atoms`. `popgeo.potentials.evaluator.Evaluator` does; its `make_room` fixes the shape for a screening.
     """
 
     implemented_properties = ("energy", "free_energy", "forces", "stress")
     results: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "SystemsCalculator":
+        """Return an instance of a subclass that also inherits from ASE's calculator."""
         return object.__new__(_subclass_of_ase(cls))  # type: ignore[arg-type]  # a class has a hash
 
     def __init__(self, evaluator: Any) -> None:
@@ -65,14 +66,14 @@ class SystemsCalculator:
         self.evaluator = evaluator
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles hold all but compiled programs, which are bound to memory of this process."""
+        """Leave compiled programs out of copies and pickles, since they are bound to memory of this process."""
         own = type(self).__mro__[1]  # the class without ASE's base
         return own.__new__, (own,), {**vars(self), "_evaluate": {}, "_given": (), "_places": ()}
 
     def check_state(self, atoms: Any, tol: float = 0.0) -> list[str]:
-        """The inputs of a model that have changed since the last calculation.
+        """Return the names of a model's inputs that have changed since the last calculation.
 
-        ASE's own check of charges and magnetic moments takes longer than a small molecule's forces.
+        ASE's own check of charges and magnetic moments takes longer than the forces of a small molecule.
         """
         names = ["positions", "numbers", "cell", "pbc"]
         last: Any = self.atoms  # type: ignore[attr-defined]  # of ASE's class
@@ -89,7 +90,7 @@ class SystemsCalculator:
     def calculate(
         self, atoms: Any = None, properties: Sequence[str] = ("energy",), system_changes: Sequence[str] = ()
     ) -> None:
-        """Fills `results`; ASE calls it if atoms have changed."""
+        """Fill `results`. ASE calls it if atoms have changed."""
         super().calculate(atoms, properties, system_changes)  # type: ignore[misc]  # of ASE's class
         atoms = self.atoms  # type: ignore[attr-defined]
         energy, forces, *stress = (tensor.detach().cpu() for tensor in self._values(atoms))
@@ -99,37 +100,37 @@ class SystemsCalculator:
             self.results["stress"] = matrix_to_voigt(stress[0][0]).double().numpy()
 
     def _values(self, atoms: Any) -> tuple[Tensor, ...]:
-        """Energy, forces and, if the cell has three vectors, stress, each with the rows of these atoms first."""
+        """Return energy, forces and, for three cell vectors, stress, each with the rows of these atoms first."""
         found = self.evaluator([atoms])
         stress = [found["stress"]] if "stress" in found and atoms.cell.rank == 3 else []
         return found["energy"], found["forces"], *stress
 
 
 class Calculator(SystemsCalculator):
-    """Lets ASE run dynamics, optimizers and the rest with a model; needs `ase`, and `vesin` for fast neighbor lists.
+    """A calculator of ASE for a model of popgeo. Needs `ase`, and `vesin` for fast neighbor lists.
 
-    Each structure fills the same number of atom and edge slots, so that whatever compiles the model does so once for a
-    run in which edges come and go, or a screening of many structures. If one outgrows its slots, these become half
-    more than it needs, and a warning says so. Neighbors are found over the periodic axes of `atoms.pbc`. A model with
-    a `neighbor_rule`, such as `SchNet`, gets positions in float64. If the rule limits the number of neighbors, and a
-    structure without periodic axes has more, its own search finds them. The model is copied. For models of MACE,
-    NequIP, SchNetPack and fairchem see `SystemsCalculator`.
+    Every structure fills the same number of atom and edge slots, so the model is compiled once for a run in which edges
+    come and go, or for a screening of many structures. If a structure outgrows the slots, they become half more than it
+    needs, with a warning. Neighbors are found over the periodic axes of `atoms.pbc`. A model with a `neighbor_rule`,
+    such as `SchNet`, gets positions in float64. If its rule limits the number of neighbors, and a structure without
+    periodic axes has more, the rule's own search finds them. The model is copied. For models of MACE, NequIP,
+    SchNetPack and fairchem see `SystemsCalculator`.
 
     Args:
-        model: Called as `model(z, pos, batch, edge_index, edge_shift=..., num_graphs=...)`, such as `SchNet`: energies
-            in eV from positions in angstrom.
-        cutoff: Longest edge in angstrom; that of the model when left out.
-        num_atoms: Atom slots, without padding; the same number as the first structure has when left out.
-        num_edges: Edge slots; a quarter more than the first structure has when left out. With an even number, opposite
-            edges share a filter in a compiled `SchNet`.
-        compile: Makes a module of tensors fast, such as `popgeo.ipu.inference_model`, or `torch.compile`'s like; called
-            once for each shape. The module is run as it is when left out.
-        skin: Neighbors up to the cutoff and the skin are kept, in angstrom, and searched again only if an atom has
-            moved half of the skin; the edges equal the edges of a new list at each step.
+        model: Called as `model(z, pos, batch, edge_index, edge_shift=..., num_graphs=...)`, such as `SchNet`. Returns
+            energies in eV from positions in angstrom.
+        cutoff: Longest edge in angstrom. Default: the model's cutoff.
+        num_atoms: Number of atom slots, without padding. Default: the atoms of the first structure.
+        num_edges: Number of edge slots. Default: a quarter more than the edges of the first structure. If it is even,
+            opposite edges share a filter in a compiled `SchNet`.
+        compile: Compiles a module of tensors, as `popgeo.ipu.inference_model` or `torch.compile` does; called once per
+            shape. Default: the module is not compiled.
+        skin: Distance beyond the cutoff, in angstrom, up to which neighbors are listed. They are searched again only if
+            an atom has moved half of the skin. Edges are those of a new list at each step.
 
     Raises:
-        ValueError: the cutoff is neither given nor the model's, or is shorter than that; it, `num_atoms` or
-            `num_edges` is not positive, or `skin` is negative.
+        ValueError: the cutoff is missing in arguments and model, or is shorter than the model's; the cutoff,
+            `num_atoms` or `num_edges` is not positive, or `skin` is negative.
         ImportError: ase is not installed.
 
     Example:
@@ -160,7 +161,7 @@ class Calculator(SystemsCalculator):
         if cutoff is not None and isinstance(own, (int, float)) and cutoff < own:
             raise ValueError(
                 f"The cutoff is {cutoff} and the model's {own} angstrom: interactions between them would be missing, "
-                "and energies would jump. Leave cutoff out, or pass one that is not shorter."
+                "and energies would jump. Leave cutoff out, or pass a longer one."
             )
         if cutoff is None or cutoff <= 0:
             raise ValueError(f"The cutoff is {cutoff}. Pass cutoff=, the longest edge in angstrom, above 0.")
@@ -170,10 +171,10 @@ class Calculator(SystemsCalculator):
         self.cutoff, self.num_edges, self.num_atoms = cutoff, num_edges, num_atoms
         self._has_warned = False
         self.num_compilations = 0
-        """How often it was compiled: once in a run that fits; twice if only some structures fill space."""
+        """Number of compilations: 1 for a run that fits; 2 if only some structures have three cell vectors."""
         self.neighbors = NeighborList(cutoff, skin)
         self._compile = compile
-        self._evaluate: dict[bool, Evaluation] = {}  # with stress, and without
+        self._evaluate: dict[bool, Evaluation] = {}  # by whether there is stress
         self._given: tuple[Tensor, ...] = ()
         self._places: tuple[np.ndarray, ...] = ()
         like = next(model.parameters(), torch.empty(0))
@@ -194,46 +195,46 @@ class Calculator(SystemsCalculator):
             found = self._evaluate[with_stress](*self._given)
             if found[0][0].isnan():
                 raise ValueError(
-                    f"The model's energy of {atoms.symbols} is NaN. Look at the positions, and whether the model knows "
-                    "all its elements."
+                    f"The model's energy of {atoms.symbols} is NaN. Check the positions, and whether the model knows "
+                    "all elements."
                 )
             return found
         except IndexError as error:
             what = f"{atoms.symbols}, of atomic numbers up to {max(atoms.numbers)}"
-            raise ValueError(f"The model knows too few elements for {what}. Take one that was made for all.") from error
+            raise ValueError(f"The model knows too few elements for {what}. Use a model for all of them.") from error
 
     def _near(
         self, atoms: Any, pos: np.ndarray, edge_index: np.ndarray, edge_shift: np.ndarray
     ) -> tuple[np.ndarray, ...]:
-        """Positions, and the edges that the model's rule takes of all within the cutoff, with their shifts.
+        """Return positions, the edges within the cutoff that the model's rule allows, and the shifts of these edges.
 
         Raises:
-            ValueError: the rule limits the number of neighbors, and the cell repeats, of which its search knows
-                nothing.
+            ValueError: the rule limits the number of neighbors, and the cell is periodic, which its search does not
+                support.
         """
         rule, most = self._rule, int(np.bincount(edge_index[1]).max(initial=0))
         limit = None if rule is None else rule.max_num_neighbors
         if rule is None or limit is None or most <= limit or (rule.is_default and any(atoms.pbc)):
-            return pos, edge_index, edge_shift  # a model with the default limit that knows crystals learned from lists
+            return pos, edge_index, edge_shift  # with the default limit, periodic models learned from full lists
         if any(atoms.pbc):
             raise ValueError(rule.why_not_all(most))
         if rule.is_default and not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 f"An atom of {atoms.symbols} has {most} neighbors within {rule.cutoff} angstrom; the "
-                f"{limit} nearest are taken, as the model does by itself. If it was trained with "
-                f"listed pairs, make it with interaction_graph=PairInteractionGraph({rule.cutoff}) to take all.",
+                f"{limit} nearest are used, as the model does by itself. If it was trained with "
+                f"listed pairs, make it with interaction_graph=PairInteractionGraph({rule.cutoff}) to use all.",
                 stacklevel=3,
             )
         places = torch.from_numpy(pos).to(self._device, self._dtype_of_search)
-        assert rule.search is not None  # as it has a limit
+        assert rule.search is not None  # it has a limit
         edges, lengths = rule.search(places, torch.zeros(len(places), dtype=torch.int64, device=self._device))
         found = edges[:, (lengths < rule.cutoff) & (edges[0] != edges[1])].cpu().numpy()
         found = np.hstack([found, found[::-1]]) if getattr(rule.search, "half_list", False) else found
         return pos, found, np.zeros((found.shape[1], 3))
 
     def _fix_shapes(self, num_atoms: int, num_found: int) -> None:
-        """Allocates the slots, and more of them if a structure has outgrown them."""
+        """Allocate the slots, and more slots if a structure has outgrown them."""
         atoms, slots = self.num_atoms or num_atoms, self.num_edges or 2 * (num_found * 5 // 8 + 1)
         found, held = (num_atoms, num_found), (atoms, slots)
         atoms, slots = grown(held, found)
@@ -241,7 +242,7 @@ class Calculator(SystemsCalculator):
         if (atoms, slots) != held:
             warnings.warn(
                 f"The structure has {found[0]} atoms and {found[1]} edges within {self.cutoff} angstrom; num_atoms is "
-                f"{held[0]} and num_edges is {held[1]}. They are {atoms} and {slots} from here on, for which the model "
+                f"{held[0]} and num_edges is {held[1]}. They are {atoms} and {slots} from here on, and the model "
                 f"is compiled again; pass num_atoms={atoms}, num_edges={slots} to avoid that.",
                 stacklevel=3,
             )
@@ -249,8 +250,8 @@ class Calculator(SystemsCalculator):
             return
         self.num_atoms, self.num_edges = atoms, slots
         self._evaluate.clear()
-        # One atom of padding, which every absent edge joins to itself, is of a graph of its own.
-        numbers = torch.float32 if self._dtype is torch.bfloat16 else self._dtype  # NumPy does not know it
+        # One atom of padding is a second graph; every padding edge joins it to itself.
+        numbers = torch.float32 if self._dtype is torch.bfloat16 else self._dtype  # NumPy has no bfloat16
         z, batch, edges = (torch.zeros(shape, dtype=torch.int64) for shape in ((atoms + 1,), (atoms + 1,), (2, slots)))
         pos, shift, cell = (torch.zeros(shape, dtype=numbers) for shape in ((atoms + 1, 3), (slots, 3), (2, 3, 3)))
         places = z, pos, batch, edges, shift, cell
@@ -259,7 +260,7 @@ class Calculator(SystemsCalculator):
         self._is_shared = all(map(operator.is_, self._given, places))
 
     def _fill(self, atoms: Any, own_pos: np.ndarray, edge_index: np.ndarray, edge_shift: np.ndarray) -> None:
-        """Writes the structure to its places, and padding to the others."""
+        """Write the structure to the first slots, and padding to the others."""
         z, pos, batch, edges, shift, cell = self._places
         count, num_edges = len(atoms), edge_index.shape[1]
         z[:count], z[count:] = atoms.numbers, 0
@@ -275,7 +276,7 @@ class Calculator(SystemsCalculator):
 
 @cache
 def _subclass_of_ase(cls: type) -> type:
-    """The class with ASE's calculator as its base, made at the first use: importing this file does not need ase."""
+    """Return the class with ASE's calculator as a base, made at the first use, so that importing needs no ase."""
     try:
         from ase.calculators.calculator import Calculator as OfASE
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Which few shapes suit a list of graphs, and which graphs share a batch of which of them: by least waste."""
+"""The choice of a few shapes for many graphs, and of the graphs in each batch, with the least padding."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,19 +15,19 @@ from popgeo.packing.sizes import grown
 from popgeo.packing.tune import slot_costs
 
 _ALIGN = 8  # slots are multiples of this
-_CLASSES = 8  # groups of graphs of about one size that shapes are chosen for
-_WORTH = 0.95  # a further shape must save a twentieth of the slots, as compiling it takes time
-_CALL = 0.02  # what a call, or a shape, costs next to its slots, as a share of the slots of one batch
-_NODES = 2048  # of a batch, if nothing else is said: what a model makes of them still lies in a cache
+_CLASSES = 8  # groups of graphs of about equal size; each shape is for one or more groups
+_WORTH = 0.95  # another shape must save a twentieth of the slots, since compiling takes time
+_CALL = 0.02  # cost of a call, or of a shape, as a share of the slots of one batch
+_NODES = 2048  # of a batch by default: its features still fit in a cache
 
 
 def choose_shapes(store: FlatStore, batch_size: float | None, most: int) -> list[FixedSizeOptions]:
-    """At most that many shapes that hold these graphs with little waste; one unless another saves a twentieth.
+    """Choose shapes that hold these graphs with little padding; each further one must save a twentieth of the slots.
 
     Args:
         store: The graphs.
-        batch_size: Real graphs of a batch, on average; None means that many as have about two thousand nodes.
-        most: The largest number of shapes.
+        batch_size: Average number of real graphs in a batch; None means about two thousand nodes.
+        most: Largest number of shapes.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -40,7 +40,7 @@ def choose_shapes(store: FlatStore, batch_size: float | None, most: int) -> list
     weights = np.array(slot_costs(sizes, None))
     if batch_size is None:
         batch_size = max(1.0, _NODES / max(sizes[:, : len(store.node_types)].sum(1).mean(), 1))
-    # If one group ends: at equal numbers of graphs, and where the largest ones are few.
+    # Candidate group boundaries: equal counts, and cut-offs before the few largest graphs.
     ends = {len(order) * i // _CLASSES for i in range(1, _CLASSES)} | {len(order) - 2**i for i in range(8)}
     cuts = [0, *sorted(end for end in ends if 0 < end < len(order)), len(order)]
     found = _best(sizes[order], cuts, weights, batch_size, most)
@@ -50,7 +50,7 @@ def choose_shapes(store: FlatStore, batch_size: float | None, most: int) -> list
 def _best(
     sizes: np.ndarray, cuts: Sequence[int], weights: np.ndarray, batch_size: float, most: int
 ) -> list[tuple[int, int]]:
-    """Where to cut the graphs, smallest first, into groups with a shape each: by what their batches cost, as volume."""
+    """Return the first and last graph of each group with its own shape, at the least estimated cost of batches."""
     cost = {(a, b): _estimate(sizes[a:b], weights, batch_size) for a, b in combinations(cuts, 2)}
 
     def total(groups: Sequence[tuple[int, int]]) -> float:
@@ -67,16 +67,17 @@ def _best(
 
 
 def _estimate(sizes: np.ndarray, weights: np.ndarray, batch_size: float) -> float:
+    """Estimate the weighted slots of all batches of some graphs."""
     total = sizes.sum(0)
     num_batches = max(1, round(len(sizes) / batch_size))
     slots = np.maximum(sizes.max(0), total / num_batches)
     needed = float(np.ceil((total[slots > 0] / slots[slots > 0]).max(initial=1)))
-    # A little for the shape itself: of cuts that cost the same, that with the smaller batches needs less memory.
+    # _CALL is for the shape itself: of two equally expensive cuts, smaller batches need less memory.
     return (needed + _CALL) * float(slots @ weights)
 
 
 def _options(store: FlatStore, sizes: np.ndarray, batch_size: float) -> FixedSizeOptions:
-    """The shape for some graphs: exact where all of them fit one batch, else by trial, in equally full batches."""
+    """Return the shape for some graphs: exact if they fit one batch, else by trial for equally full batches."""
     split = len(store.node_types)
     num_batches = max(1, round(len(sizes) / batch_size))
     if num_batches == 1:
@@ -86,7 +87,7 @@ def _options(store: FlatStore, sizes: np.ndarray, batch_size: float) -> FixedSiz
         shape = tune(sizes, len(sizes) / num_batches, align=_ALIGN, num_node_dims=split, progress_bar=False)
         slots, num_graphs = list(shape.slots), shape.num_graphs
     for i in range(1, len(slots)):
-        while slots[i] and slots[i] in slots[:i]:  # so that the number of a result's rows tells what they belong to
+        while slots[i] and slots[i] in slots[:i]:  # different, so that the number of a result's rows decides its level
             slots[i] += _ALIGN
     while num_graphs in slots:
         num_graphs += 1
@@ -94,10 +95,10 @@ def _options(store: FlatStore, sizes: np.ndarray, batch_size: float) -> FixedSiz
 
 
 def into_shapes(store: FlatStore, shapes: Sequence[FixedSizeOptions]) -> list[Packs]:
-    """Which graphs share a batch, for each shape: what costs the fewest slots. Each graph fits some shape.
+    """Return the batches of each shape that need the fewest slots. Each graph must fit some shape.
 
-    Among all subsets of the shapes, where each graph goes to the smallest that holds it, the cheapest is taken; a batch
-    that a smaller shape would hold goes there.
+    For each subset of the shapes, each graph goes to the smallest shape that holds it, and batches are moved to a
+    smaller shape if they fit. The cheapest subset wins.
     """
     sizes, axes = store.sizes, store.size_axes
     if not len(sizes):
@@ -122,7 +123,7 @@ def into_shapes(store: FlatStore, shapes: Sequence[FixedSizeOptions]) -> list[Pa
 def _plan(
     sizes: np.ndarray, home: np.ndarray, limits: Any, shapes: Sequence[FixedSizeOptions], by_cost: np.ndarray
 ) -> dict[int, Packs]:
-    """The graphs of each shape packed, and each batch moved to the smallest shape that holds it."""
+    """Pack the graphs of each shape, and move each batch to the smallest shape that holds it."""
     moved: dict[int, list[Packs]] = {}
     for i in np.unique(home).tolist():
         graphs = np.flatnonzero(home == i)
@@ -139,7 +140,7 @@ def _plan(
 
 
 def grown_shape(options: FixedSizeOptions, store: FlatStore) -> FixedSizeOptions:
-    """The shape that holds the largest of some graphs, in multiples of eight slots if it must grow; see `grown`."""
+    """Return the shape, grown by `grown` to multiples of eight slots if the largest of some graphs does not fit."""
     axes = store.size_axes
     slots, limits = [options.slots(axis) for axis in axes], options.limits(axes).tolist()
     for i, size in enumerate(grown(limits, store.sizes.max(0))):

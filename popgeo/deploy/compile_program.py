@@ -1,4 +1,4 @@
-"""Compiles a model for batches of one size."""
+"""The compilation of a model for batches of one size."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +19,10 @@ from popgeo.engine.compile_step import compile_forward
 
 
 def backend_on(name: Backend | str | None, device: torch.device) -> Backend | None:
-    """What compiles a model on a device; None if nothing does, for `"none"`.
+    """Return the backend that compiles a model on a device; None for `"none"`.
 
     Raises:
-        ValueError: there is no such backend, or it does not run there.
+        ValueError: the backend does not exist, or does not run on the device.
 
     Example:
         >>> backend_on(None, torch.device("cpu"))
@@ -38,15 +38,15 @@ def backend_on(name: Backend | str | None, device: torch.device) -> Backend | No
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramMaker:
-    """Makes programs of one model.
+    """A maker of programs of one model.
 
     Args:
-        model: The model, in the mode that it predicts in.
-        backend: What compiles it; None if nothing does.
-        device: Where.
-        layout: How batches are laid out.
-        arguments: What some arguments of the model are given in every call.
-        results: Names of the results of a model that returns a tuple; or for each name what its rows belong to.
+        model: The model, in the mode for prediction.
+        backend: Compiles the model; None leaves it uncompiled.
+        device: Device of the model and its inputs.
+        layout: Layout of batches.
+        arguments: Constant arguments of the model.
+        results: Names of the results of a model that returns a tuple; or the level of the rows of each result.
     """
 
     model: nn.Module
@@ -57,16 +57,16 @@ class ProgramMaker:
     results: Sequence[str] | Mapping[str, str | Level | Axis] = ()
 
     def __call__(self, sizes: FixedSizeOptions, store: FlatStore) -> FixedProgram:
-        """The program for batches of a size, of graphs like the graphs of `store`.
+        """Return the program for batches of one size, for graphs with the attributes of `store`.
 
         Raises:
-            ValueError: the model needs what the graphs do not have, or the level of its results is not clear.
+            ValueError: the model needs an attribute that the graphs lack, or the level of a result is unclear.
             DynamicShapeError: a shape depends on data.
         """
         laid = for_all_graphs(lay_out(store, sizes, self.layout), store)
         call = call_of(self.model, laid, arguments=self.arguments, results=tuple(self.results))
         fixed = FixedModel(self.model, call).eval()
-        memory = BatchMemory(laid, 1)  # of a batch of padding alone
+        memory = BatchMemory(laid, 1)  # of a batch of padding
         Filler(store, laid)(torch.arange(0).numpy(), torch.zeros(2, dtype=torch.int64).numpy(), memory.tensors)
         example = dict(zip(map(input_name, laid.slots), memory.items[0], strict=True))
         example = {name: example[name].to(self.device) for name in call.inputs}
@@ -79,5 +79,5 @@ class ProgramMaker:
 
 
 def compiled_by(backend: Backend | str | None, model: Any) -> Callable[..., Any]:
-    """What runs a model that takes tensors alone; the model itself if nothing is to compile it."""
+    """Return a compiled model of tensors, or the model itself without a backend."""
     return torch.no_grad()(model) if backend in (None, "none") else compile_forward(model, backend=backend)

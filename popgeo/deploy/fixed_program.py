@@ -1,4 +1,4 @@
-"""A model as a program: named tensors of a batch of fixed size in, named tensors out, one row a graph, node or edge."""
+"""A model as a program: from named tensors of a batch of fixed size to named results per graph, node or edge."""
 
 import dataclasses
 import inspect
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, Tensor]
 WHOLE_BATCH = ""
-"""In place of an argument's name: the model takes one `Batch`."""
+"""Used in place of an argument's name if the model takes one `Batch`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FixedProgram:
-    """What computes the results of one batch of fixed size, whoever made it: a compiled model, or a file.
+    """A program that computes the results of one batch of fixed size, from a compiled model or a file.
 
     Args:
-        run: From the tensors of a batch, in the order of `inputs`, to those of results, by name; it keeps none of them.
-        inputs: What `run` takes, in order; tensors without values, of the shape and type of what is to be given.
-        sizes: The sizes of the batch, and what its padding is filled with.
-        axes: What the rows of each result belong to: graphs, nodes or edges, of a type if there are several.
-        layout: How the batch is laid out.
-        model: What `run` computes, if it has not come from a file.
+        run: Takes the tensors of a batch in the order of `inputs`, and returns results by name. It keeps no tensor.
+        inputs: Inputs of `run` in order, as tensors without values.
+        sizes: Sizes of the batch, and values of its padding.
+        axes: Level (graph, node or edge) and type of the rows of each result.
+        layout: Layout of the batch.
+        model: Model that `run` computes; None if the program is from a file.
 
     Raises:
-        ValueError: the layout sorts edges, and a result has a row for each edge: it would be in the order of batches.
+        ValueError: the layout sorts edges, and a result has a row per edge, so it would be in the order of the batch.
     """
 
     run: Callable[..., Tensors]
@@ -55,19 +55,19 @@ class FixedProgram:
         moved = [name for name, axis in self.axes.items() if axis.level is Level.EDGE]
         if self.layout.sort_edges and moved:
             raise ValueError(
-                f"The results {moved} have a row for each edge, and layout.sort_edges puts edges into an order that "
-                "is not that of the graphs. Leave sort_edges out; to sort edges anyway, sort those of the graphs."
+                f"The results {moved} have a row per edge, and layout.sort_edges changes the order of the edges. "
+                "Leave sort_edges out; to sort edges anyway, sort the edges of the graphs."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCall:
-    """How a model is called with the tensors of a batch.
+    """The arguments of a model's call.
 
     Args:
-        inputs: The tensors that it is given, by the names that `input_name` gives.
+        inputs: Names of the tensors of a batch that the model needs, see `input_name`.
         arguments: For each argument of the model, the name of its tensor, or a dictionary of names by type.
-        constants: What else it is given in every call, such as `num_graphs`.
+        constants: Constant arguments, such as `num_graphs`.
         results: Names of the results of a model that returns a tuple.
     """
 
@@ -78,10 +78,9 @@ class ModelCall:
 
 
 class FixedModel(nn.Module):
-    """A model that is called with the tensors of `call.inputs`, in their order, and returns a dictionary of tensors.
+    """A module that calls a model with the tensors of `call.inputs`, in order, and returns a dictionary of tensors.
 
-    This is what is compiled, captured or exported: it takes tensors alone, and `num_graphs` and the like are part of
-    it.
+    This module is compiled, captured or exported: its arguments are tensors, and `num_graphs` is a constant in it.
     """
 
     def __init__(self, model: nn.Module, call: ModelCall) -> None:
@@ -89,7 +88,7 @@ class FixedModel(nn.Module):
         self.model, self.call = model, call
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
-        """The results by name; results other than tensors with rows are left out."""
+        """Return the results by name, without results that are not tensors with rows."""
         given = dict(zip(self.call.inputs, tensors, strict=True))
         arguments: dict[str, Any] = {
             name: given[of] if isinstance(of, str) else {key: given[one] for key, one in of.items()}
@@ -101,10 +100,10 @@ class FixedModel(nn.Module):
 
 
 class ForceModel(nn.Module):
-    """A model of energies that returns forces, too, and stress where graphs have a cell that the model does not take.
+    """A model of energies that also returns forces, and stress if graphs have cells.
 
     Args:
-        model: Called with `z`, `pos` and other arguments, such as `SchNet`; returns energies.
+        model: Model such as `SchNet`, called with `z`, `pos` and other arguments; returns energies.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -112,13 +111,15 @@ class ForceModel(nn.Module):
         self.model = model
         taken = {one.name: one for one in _parameters(model)}
         self.adds_cell = "edge_shift" in taken and "cell" not in taken
-        self.strains = self.adds_cell or hasattr(model, "neighbor_rule")  # these compare cells with edges, no more
+        self.strains = self.adds_cell or hasattr(
+            model, "neighbor_rule"
+        )  # models with a rule read cells only to check edges
         if self.adds_cell:
             taken["cell"] = inspect.Parameter("cell", inspect.Parameter.KEYWORD_ONLY, default=None)
         self.signature = inspect.Signature(list(taken.values()))
 
     def forward(self, z: Tensor, pos: Tensor, **others: Any) -> dict[str, Tensor]:
-        """Energies [num_graphs, 1], forces [num_nodes, 3] and stress in Voigt's order [num_graphs, 6].
+        """Return energies [num_graphs, 1], forces [num_nodes, 3] and stress in Voigt's order [num_graphs, 6].
 
         The stress of a structure without a volume is NaN.
         """
@@ -134,10 +135,10 @@ class ForceModel(nn.Module):
 
 
 class Float64Model(nn.Module):
-    """A model of atoms whose differences of positions, and sums over atoms, are in float64, then rounded.
+    """A model of atoms that computes differences of positions, and sums over atoms, in float64.
 
     Args:
-        model: Such as `SchNet`, which computes so if its positions are in float64.
+        model: Model such as `SchNet`, which does so for positions in float64.
     """
 
     def __init__(self, model: "AtomModel") -> None:
@@ -147,21 +148,21 @@ class Float64Model(nn.Module):
         self.signature = inspect.Signature(list(_parameters(model)))
 
     def forward(self, z: Tensor, pos: Tensor, *args: Any, **others: Any) -> Tensor:
-        """What the model returns, in the type of the positions, or of the weights if these have more digits."""
+        """Return the model's result, rounded to the type of the positions or of the weights, the larger of both."""
         kept = torch.promote_types(self.model.embedding.weight.dtype, pos.dtype)
         return self.model(z, pos.double(), *args, **others).to(kept)
 
 
 def as_predicted(model: nn.Module, forces: bool) -> nn.Module:
-    """The model as a program computes it: models of atoms in float64 where that matters, with forces if asked for."""
-    from popgeo.nn.models.atom_model import AtomModel  # which imports PyG
+    """Return the model for a program: models of atoms compute in float64, and `forces` adds forces."""
+    from popgeo.nn.models.atom_model import AtomModel  # imports PyG
 
     model = Float64Model(model) if isinstance(model, AtomModel) else model
     return ForceModel(model) if forces else model
 
 
 def input_name(slot: Slot) -> str:
-    """What a tensor of a batch is called among a program's inputs, as `x`, or `x[paper]` if there are types."""
+    """Return the name of a batch's tensor among a program's inputs: `x`, or `x[paper]` if there are types."""
     if slot.store is None:
         return slot.name
     return f"{slot.name}[{slot.store if isinstance(slot.store, str) else '-'.join(slot.store)}]"
@@ -170,20 +171,20 @@ def input_name(slot: Slot) -> str:
 def call_of(
     model: nn.Module, layout: Layout, *, arguments: Mapping[str, Any] | None = None, results: Sequence[str] = ()
 ) -> ModelCall:
-    """How a model is called, by the names of its arguments: each gets the attribute of the batch that is called so.
+    """Return the call of a model: each argument gets the attribute of the batch with the same name.
 
-    `num_graphs`, `num_nodes` and `num_edges` are the batch's slots, and so is PyG's `batch_size`; `x_dict` and the like
-    are dictionaries by type. A model of one argument that is not an attribute, such as `data`, or that is called
-    `batch`, gets the whole batch.
+    `num_graphs`, `num_nodes`, `num_edges` and PyG's `batch_size` are numbers of slots. Names such as `x_dict` are
+    dictionaries by type. If the only argument is not an attribute, such as `data`, or is called `batch`, it gets the
+    whole batch.
 
     Args:
         model: The model.
-        layout: The tensors of a batch.
-        arguments: What some arguments are given in every call, as `{"half_list": True}`.
+        layout: Layout of a batch.
+        arguments: Constant arguments, such as `{"half_list": True}`.
         results: Names of the results of a model that returns a tuple.
 
     Raises:
-        ValueError: an argument that the model needs is not an attribute of the graphs.
+        ValueError: a required argument of the model is not an attribute of the graphs.
     """
     slots = {slot.name: slot for slot in layout.slots if slot.store is None}
     of_types: dict[str, dict[Any, str]] = {}
@@ -192,7 +193,7 @@ def call_of(
             of_types.setdefault(f"{slot.name}_dict", {})[slot.store] = input_name(slot)
     counts, constants = counts_of(layout.options), dict(arguments or {})
     remedy = (
-        "Name the attributes as the model's arguments are named, or pass arguments={{{!r}: ...}} for what is the same "
+        "Name the attributes as the model's arguments are named, or pass arguments={{{!r}: ...}} if it is the same "
         "in every call."
     )
     names = taken_by_name(_parameters(model), slots | of_types | counts, remedy, constants)
@@ -209,17 +210,19 @@ def call_of(
 
 
 def counts_of(sizes: FixedSizeOptions) -> dict[str, Any]:
-    """The numbers of a batch's slots by the names that models call them by; no name counts all types together."""
+    """Return numbers of a batch's slots by the names of models' arguments. Types are never counted together."""
     counts: dict[str, Any] = {"num_graphs": sizes.num_graphs, "batch_size": sizes.num_graphs}
     of_nodes = {} if isinstance(sizes.num_nodes, dict) else {"num_nodes": sizes.num_nodes, "num_edges": sizes.num_edges}
     return counts | of_nodes
 
 
 def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | Level | Axis]) -> dict[str, Axis]:
-    """What the rows of each result belong to, as their number tells, unless it is given; others are left out.
+    """Return the level of each result's rows: the given level, or the level with the same number of slots.
+
+    Results that fit no level are left out.
 
     Raises:
-        ValueError: no result has a row a graph, node or edge, or a number of rows could mean two of these.
+        ValueError: no result fits a level, or a result fits two.
     """
     options = layout.options
     axes = [Axis(Level.GRAPH, None), *dict.fromkeys(s.axis for s in layout.slots if s.axis.level is not Level.GRAPH)]
@@ -234,8 +237,8 @@ def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | 
         if len(fitting) > 1:
             labels = " or ".join(axis.label for axis in fitting)
             raise ValueError(
-                f"Result {name!r} has {tensor.shape[0]} rows, which may be rows of {labels}. Say which by "
-                f"results={{{name!r}: 'node'}} or the like, or pass sizes that differ."
+                f"Result {name!r} has {tensor.shape[0]} rows, which may be rows of {labels}. Pass the level, as in "
+                f"results={{{name!r}: 'node'}}, or pass sizes that differ."
             )
         if fitting:
             found[name] = fitting[0]
@@ -244,18 +247,18 @@ def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | 
         shapes = {name: list(tensor.shape) for name, tensor in results.items()} or "single numbers, or lists of lists"
         known = ", ".join(f"{count} {axis.label}" for axis, count in rows.items())
         raise ValueError(
-            f"No result has one row a graph, node or edge: they are {shapes}, and a batch has {known}. "
-            "A pooling may need size=num_graphs; where the first rows are right, say results={'out': 'graph'}."
+            f"No result has one row per graph, node or edge: they are {shapes}, and a batch has {known}. "
+            "A pooling may need size=num_graphs; if the first rows are right, pass results={'out': 'graph'}."
         )
     return found
 
 
 def names_taken(model: nn.Module, attributes: Collection[str]) -> frozenset[str] | None:
-    """The attributes that a model can take, by the names of its arguments; None if it takes the whole batch.
+    """Return the attributes that a model can take, by the names of its arguments; None if it takes the whole batch.
 
     Args:
         model: The model.
-        attributes: What the graphs have.
+        attributes: Attributes of the graphs.
     """
     parameters = list(_parameters(model))
     names = frozenset(one.name.removesuffix("_dict") for one in parameters)
@@ -264,14 +267,14 @@ def names_taken(model: nn.Module, attributes: Collection[str]) -> frozenset[str]
 
 
 def _parameters(model: nn.Module) -> Iterator[inspect.Parameter]:
-    """The named arguments of a model's call."""
+    """Return the named arguments of a model's call."""
     signature = getattr(model, "signature", None) or signature_of(model)
     loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return (one for one in signature.parameters.values() if one.kind not in loose)
 
 
 def _as_batch(tensors: Mapping[Any, Tensor], constants: Mapping[str, Any]) -> "Batch":
-    """A batch of given tensors, by store and name."""
+    """Return a batch of tensors that are given by store and name."""
     from torch_geometric.data import Batch, Data, HeteroData
 
     has_types = any(store is not None for store, _ in tensors)
@@ -283,7 +286,7 @@ def _as_batch(tensors: Mapping[Any, Tensor], constants: Mapping[str, Any]) -> "B
 
 
 def _named(results: Any, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a model's results, each with a name."""
+    """Return the tensors of a model's results with their names."""
     if isinstance(results, Tensor):
         pairs: Any = [(names[0] if names else "out", results)]
     elif isinstance(results, Mapping):
@@ -294,5 +297,5 @@ def _named(results: Any, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         known = names or getattr(results, "_fields", None) or [f"out_{i}" for i in range(len(results))]
         pairs = zip(known, results, strict=True)
     else:
-        raise ValueError(f"The model returns a {type(results).__name__}; a tensor, or several of them, are needed.")
+        raise ValueError(f"The model returns a {type(results).__name__}; it must return one tensor or several.")
     return ((str(name), one) for name, one in pairs if isinstance(one, Tensor) and one.dim())

@@ -1,4 +1,4 @@
-"""A model of atoms with the energies of elements and the scale of its training, and the file that keeps them all."""
+"""A force field: a model of atoms, the energies of elements and the scale of its training; and its file."""
 
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,26 @@ from popgeo.nn.readout import READOUTS
 from popgeo.torch_archive import read_format, write_format
 
 MODELS: dict[str, type[AtomModel]] = {"schnet": SchNet, "painn": PaiNN}
-"""What a force field may be made of, by the names of the command line."""
+"""Networks of force fields, by their names on the command line."""
 _KIND, _VERSION = "force field", 2
 
 
 class ForceField(nn.Module):
-    """Energies of structures: energies of their elements, in float64, and the binding energy, by a network.
+    """A model of energies: reference energies of elements, in float64, plus a network's binding energy.
 
-    If a structure has an element that was not trained on, its energy and forces are NaN.
+    If a structure has an element that was not in the training set, its energy and forces are NaN.
 
     Args:
-        name: Of the network: a key of `MODELS`.
-        settings: What the network is made with, such as `{"hidden_channels": 64, "cutoff": 5.0}`.
-        references: Energy of each element alone, NaN for those that are not known. [100]
-        scale: What the network's output is multiplied by, such as the root mean square of the forces.
+        name: Name of the network, a key of `MODELS`.
+        settings: Arguments of the network, such as `{"hidden_channels": 64, "cutoff": 5.0}`.
+        references: Reference energy of each element, NaN for unknown elements. [100]
+        scale: Factor of the network's output, such as the root mean square of the forces.
 
     Attributes:
         errors: Errors in validation, by their names and units, such as `{"forces meV/A MAE": 12.5}`.
 
     Raises:
-        ValueError: there is no network of that name.
+        ValueError: the network does not exist, or its cutoff or interaction graph is not allowed.
 
     Example:
         >>> references = torch.full((100,), torch.nan)
@@ -63,7 +63,7 @@ class ForceField(nn.Module):
         rule = self.net.neighbor_rule
         if rule.cutoff < self.net.cutoff or (rule.max_num_neighbors is not None and not rule.is_default):
             raise ValueError(
-                f"The settings have the interaction graph {rule.search}; a force field takes all neighbors within its "
+                f"The settings have the interaction graph {rule.search}; a force field uses all neighbors within its "
                 "cutoff, with images. Leave interaction_graph and max_num_neighbors out."
             )
         self.register_buffer("references", references.double())
@@ -86,12 +86,12 @@ class ForceField(nn.Module):
 
     @property
     def neighbor_rule(self) -> NeighborRule:
-        """All pairs of atoms within the cutoff interact, and are always listed for it."""
+        """Rule that all pairs of atoms within the cutoff interact. They are always listed."""
         return NeighborRule(cutoff=self.cutoff)
 
     @property
     def elements(self) -> list[int]:
-        """The atomic numbers that it knows."""
+        """Known atomic numbers."""
         return [z for z in self.references.isfinite().nonzero().flatten().tolist() if z > 0]
 
     def forward(
@@ -107,40 +107,42 @@ class ForceField(nn.Module):
         cutoff: Tensor | None = None,
         binding_only: bool = False,
     ) -> Tensor:
-        """Energies in eV, as `SchNet` is called; with `binding_only` without energies of elements. [num_graphs, 1]
+        """Return energies in eV [num_graphs, 1]. The arguments are those of `SchNet`.
 
-        Whole energies are sums over atoms in float64, and so are differences of positions.
+        With `binding_only` the reference energies are left out. Total energies, and differences of positions, are
+        computed in float64.
         """
         given: dict[str, Any] = {"num_graphs": num_graphs, "edge_shift": edge_shift, "pbc": pbc, "cutoff": cutoff}
         energy = self.net(z, pos if binding_only else pos.double(), batch, edge_index, **given) * self.scale
         if binding_only:
             return energy
         of_elements = READOUTS["add"](self.references.index_select(0, z).unsqueeze(1), batch, num_graphs)
-        # A factor, since it is that which makes forces NaN, too.
+        # A factor, so that forces are NaN, too.
         return (energy * torch.where(of_elements.isnan(), torch.nan, 1.0)).double() + of_elements
 
     def prepared(self, structure: Data) -> Data:
-        """A structure as it is taken: with its neighbors within the cutoff, in float64.
+        """Return a structure as input of the model: in float64, with its neighbors within the cutoff.
 
         Raises:
-            ValueError: it has an element that was not trained on, or no neighbors can be listed; see `list_pairs`.
+            ValueError: it has an element that was not in the training set, or neighbors cannot be listed; see
+                `list_pairs`.
         """
         require_elements(structure.z.numpy(), self.elements)
         structure = structure.clone().apply(lambda part: part.double() if part.is_floating_point() else part)
         return with_pairs(structure, self.cutoff)
 
     def save(self, path: str | Path) -> None:
-        """Writes the file that `load`, and `popgeo predict`, read."""
+        """Write the file that `load` and `popgeo predict` read."""
         content = {"name": self.name, "settings": self.settings, "state_dict": self.state_dict()}
         content |= {"errors": self.errors}
         write_format(path, content, _KIND, _VERSION)
 
     @classmethod
     def load(cls, path: str | Path) -> "ForceField":
-        """What `save` wrote; nothing in the file is executed.
+        """Return the force field of a file that `save` wrote. Nothing in the file is executed.
 
         Raises:
-            ValueError: the file is damaged, something else, or its settings do not fit its weights.
+            ValueError: the file is damaged or of a different kind, or its settings do not fit its weights.
             OSError: the file cannot be read.
         """
         kept = read_format(path, _KIND, _VERSION)
@@ -148,14 +150,14 @@ class ForceField(nn.Module):
             field = _like(kept["name"], kept["settings"], kept["state_dict"])
             field.load_state_dict(kept["state_dict"])
             field.errors = {str(name): float(error) for name, error in kept.get("errors", {}).items()}
-        except Exception as error:  # what does not fit may break a model in any way
+        except Exception as error:  # wrong settings may break a model in any way
             reason = str(error) if type(error) is ValueError else f"an entry is missing or of a wrong kind: {error!r}"
             raise ValueError(f"{path} is not a force field of popgeo: {reason:.200}") from error
         return field.eval()
 
 
 def _like(name: str, settings: dict[str, Any], state: dict[str, Tensor]) -> ForceField:
-    """A force field for weights, built only if its settings declare no more than the weights are.
+    """Return a force field for weights, after a check that its settings declare these weights.
 
     Raises:
         ValueError: the settings declare more layers than there are weights, or weights of different shapes.

@@ -1,4 +1,4 @@
-"""Weights of a file into a model: a checkpoint of Lightning, or a plain `state_dict`; nothing in a file is executed."""
+"""Loading of weights into a model, from a checkpoint of Lightning or a `state_dict`, without executing anything."""
 
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,15 @@ from popgeo.torch_archive import checked_entries, read_content, written_again
 
 
 def load_weights(path: Path, model: Any) -> nn.Module:
-    """The model with the weights of a file.
+    """Return the model with the weights of a file.
 
     Args:
-        path: A checkpoint of Lightning, or of others that keep a `state_dict`, or one itself.
-        model: A module, whose weights are replaced; its names may follow a prefix in the file, such as that of the
-            attribute that it was of the module that was trained. Or a class of `LightningModule`.
+        path: A checkpoint with a `state_dict`, such as Lightning's, or a `state_dict`.
+        model: A module, which gets the weights. Parameter names in the file may have a prefix, such as "model.". Or a
+            class of `LightningModule`.
 
     Raises:
-        ValueError: a checksum does not match, the file does not hold weights alone, or not the model's.
+        ValueError: a checksum does not match, or the file does not hold weights of this model, or more than weights.
     """
     if isinstance(model, type):
         file = written_again(checked_entries(path, "checkpoint")[0])
@@ -31,7 +31,7 @@ def load_weights(path: Path, model: Any) -> nn.Module:
 
 
 def _of_model(state: dict[str, Tensor], names: set[str], path: Path) -> dict[str, Tensor]:
-    """The weights called as in the model: without the one prefix that leaves them so."""
+    """Return the weights with the model's names: the prefix under which the file has all of them is removed."""
     ends = [name for name in state if name in names or any(name.endswith(f".{one}") for one in names)]
     prefixes = {""} | {name[: name.index(".", i) + 1] for name in ends for i in range(len(name)) if "." in name[i:]}
     fitting = [prefix for prefix in sorted(prefixes, key=len) if all(prefix + name in state for name in names)]

@@ -1,8 +1,8 @@
-"""What is in for operations of torch that its ONNX converter has no form of, or a wrong one.
+"""Replacements for operations of torch that its ONNX converter cannot convert, or converts wrongly.
 
-The converter writes sums of rows as `ScatterND`, whose additions onnxruntime spreads over threads without a lock, so
-sums of rows that meet are wrong now and then; means of rows as no reduction at all; and quotients of integers through
-float32. None of these is an error. Here sums become `ScatterElements`, which runs in one thread.
+The converter makes three silent errors. It writes sums of rows as `ScatterND`, which onnxruntime adds on several
+threads without a lock, so sums are wrong now and then. It writes means of rows without a reduction. It computes
+quotients of integers in float32. Here sums become `ScatterElements`, which runs in one thread.
 """
 
 import math
@@ -17,9 +17,9 @@ _ATEN = torch.ops.aten
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """For each operation that needs one, a form in operations that the converter writes as they are.
+    """Return decompositions of operations into operations that the converter writes correctly.
 
-    Derivatives have no form in ONNX; torch knows what each represents.
+    Derivatives do not exist in ONNX; torch has their decompositions.
     """
     of_torch = {op: form for op, form in decomposition_table.items() if "backward" in str(op)}
     return of_torch | {
@@ -33,7 +33,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def translations() -> Mapping[Any, Callable[..., Any]]:
-    """Operations of torch that the converter gets wrong and that torch cannot decompose, in operations of ONNX."""
+    """Return translations to ONNX of operations that the converter gets wrong and torch cannot decompose."""
     from onnxscript import opset18 as op
 
     def quotient(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
@@ -58,7 +58,7 @@ def _index_add(into: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
 
 
 def _index_put(into: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    """Sums into the places that several indices name together; nothing else is wrong."""
+    """Sum values at places named by several indices; other calls are left to the converter."""
     leading = [index for index in indices if index is not None]
     if not accumulate or len(leading) < len(indices) or any(index.dtype == torch.bool for index in leading):
         return NotImplemented
@@ -74,7 +74,7 @@ def _index_put(into: Tensor, indices: Sequence[Tensor | None], values: Tensor, a
 def _scatter_reduce(
     into: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
-    """A mean as a sum over a count; a reduction without the old values from the value that changes nothing."""
+    """Compute a mean as a sum over a count; other reductions are left to the converter."""
     if reduce != "mean":
         return NotImplemented
     old = into if include_self else into.scatter(dim, index, torch.zeros_like(src))
@@ -84,7 +84,7 @@ def _scatter_reduce(
 
 
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
-    """The converter has -pi in place of pi on the line that they share."""
+    """Compute the angle. The converter returns -pi in place of pi on the negative x axis."""
     angle = torch.atan(y / x)
     left = torch.where(y < 0, angle - math.pi, angle + math.pi)
     return torch.where(x < 0, left, torch.where(x == 0, torch.sign(y) * (math.pi / 2), angle))

@@ -1,4 +1,4 @@
-"""Programs as files of ONNX, and what runs them: onnxruntime, without torch's operations and without this library."""
+"""Programs as files of ONNX, which onnxruntime runs without torch and without popgeo."""
 
 import importlib
 import json
@@ -20,10 +20,10 @@ _SEAL = b"\x0a\x0dpopgeo.sha256\x12" + bytes([SEAL_BYTES])  # an entry of `metad
 
 
 def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], notes: str) -> bytes:
-    """A program as a file of ONNX, whose inputs and outputs have names.
+    """Return a program as a file of ONNX with named inputs and outputs.
 
     Args:
-        modules: The one program, which takes tensors in their order, in operations of torch alone, and returns several.
+        modules: One program of torch's operations. It takes tensors in order and returns several.
         examples: Tensors like its inputs, by name.
         notes: Inputs, results and sizes of the program, as JSON.
 
@@ -31,8 +31,8 @@ def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], n
         The file without its seal.
 
     Raises:
-        ImportError: a package that ONNX needs is not installed.
-        ValueError: the model has what ONNX does not have, or there are several programs.
+        ImportError: a package for ONNX is not installed.
+        ValueError: the model cannot be expressed in ONNX, or there are several programs.
     """
     if len(modules) > 1:
         raise ValueError(f"A file of ONNX has one program, and there are {len(modules)} shapes: pass one.")
@@ -41,14 +41,14 @@ def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], n
     results = list(json.loads(notes)["programs"][0]["results"])
     optimizer = needed("onnxscript.optimizer")
 
-    def own_results(*given: Tensor) -> list[Tensor]:  # ONNX knows no result that is an input, or another result
+    def own_results(*given: Tensor) -> list[Tensor]:  # in ONNX no result may be an input, or another result
         return [one.clone() for one in module(*given)]
 
     given = tuple(example.values())
     with torch.no_grad():
         lowered = make_fx(torch.func.functionalize(own_results), decomposition_table=decompositions())(*given)
     try:
-        # The optimizer that the converter would call takes 1e-8 for zero, and leaves its addition out.
+        # Without the converter's own optimizer, which removes an addition of 1e-8.
         made: Any = torch.onnx.export(
             torch.export.export(lowered, given),
             dynamo=True,
@@ -66,22 +66,22 @@ def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], n
     model = made.model_proto
     entry = model.metadata_props.add()
     entry.key, entry.value = _NOTES, notes
-    # The seal is the last entry of the file: what follows a message is merged into it.
+    # The seal is the last entry: protobuf merges bytes after a message into it.
     return model.SerializeToString() + b"\x72" + bytes([len(_SEAL) + SEAL_BYTES]) + _SEAL
 
 
 def read_notes_of_onnx(data: bytes) -> str:
-    """The notes next to the program of a file; empty if the file has no notes.
+    """Return the notes of a file, or an empty text.
 
     Raises:
         ImportError: onnx is not installed.
-        ValueError: the file holds more than one graph of ONNX's own operations.
+        ValueError: the file holds anything but one graph of ONNX's own operations.
     """
     return {entry.key: entry.value for entry in _checked(data).metadata_props}.get(_NOTES, "")
 
 
 def open_onnx(data: bytes, inputs: Sequence[Tensors]) -> list[Callable[..., list[Tensor]]]:
-    """What runs a file of ONNX: takes tensors in the order of `inputs`, and returns several.
+    """Return a list with a function that runs a file of ONNX on tensors in the order of `inputs`.
 
     Raises:
         ImportError: onnx or onnxruntime is not installed.
@@ -90,7 +90,7 @@ def open_onnx(data: bytes, inputs: Sequence[Tensors]) -> list[Callable[..., list
     runtime = needed("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    # Folding would compute, and keep, whatever size of tensor the file declares; `write_onnx` has folded already.
+    # No folding: it would allocate any tensor that a file declares, and `write_onnx` has folded already.
     kept = {"providers": ["CPUExecutionProvider"], "disabled_optimizers": ["ConstantFolding"]}
     session = runtime.InferenceSession(_checked(data).SerializeToString(), options, **kept)
     taken, outputs = ([one.name for one in part] for part in (session.get_inputs(), session.get_outputs()))
@@ -103,9 +103,9 @@ def open_onnx(data: bytes, inputs: Sequence[Tensors]) -> list[Callable[..., list
 
 
 def _checked(data: bytes) -> Any:
-    """The model in a file, if it is one graph of ONNX's own operations with all its tensors in the file.
+    """Return the model in a file, after a check that it is one graph of ONNX's own operations with all its tensors.
 
-    Graphs within graphs, such as loops, and functions could run without end; other domains could load libraries.
+    Graphs within graphs, such as loops, and functions could run forever; other domains could load libraries.
     """
     onnx = needed("onnx")
     try:
@@ -132,10 +132,10 @@ def _checked(data: bytes) -> Any:
 
 
 def needed(package: str) -> Any:
-    """A package that is not part of every installation.
+    """Import a package that is not part of every installation.
 
     Raises:
-        ImportError: it is missing; the message says what to install.
+        ImportError: it is missing; the message says how to install it.
     """
     try:
         return importlib.import_module(package)
@@ -144,7 +144,7 @@ def needed(package: str) -> Any:
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of what went wrong first."""
+    """Return the first line of the innermost error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""A model as a program in operations of torch alone, forward and backward, which runs if this library is not."""
+"""A model as a program of torch's own operations, forward and backward, which runs without popgeo."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,16 +20,14 @@ from popgeo.ops.exp_or_zero import least_exponent, sigmoid_or_zero
 
 
 def plain_module(model: nn.Module, examples: Mapping[str, Tensor]) -> fx.GraphModule:
-    """What a model does with tensors like these, as a module of torch.fx: takes them in order, returns its tensors.
-
-    Nothing is left in it of the model's source, nor of this library; the weights are its own.
+    """Return a model as a module of torch.fx, with its own weights, that needs neither the model's source nor popgeo.
 
     Args:
-        model: Takes the tensors in their order, as `FixedModel` does.
-        examples: What it is called with, by name.
+        model: Takes the tensors in order, as `FixedModel` does.
+        examples: Example of each tensor, by name.
 
     Raises:
-        ValueError: a shape depends on data, or the model does what torch alone has no operation for.
+        ValueError: a shape depends on data, or the model needs an operation that plain torch does not have.
     """
     step = capture(model, bind(model, *examples.values())).expanded
     tensors = module_state(model)
@@ -42,7 +40,9 @@ def plain_module(model: nn.Module, examples: Mapping[str, Tensor]) -> fx.GraphMo
     with torch.no_grad():
         made = make_fx(run, decomposition_table=_PLAIN)(*examples.values())
     for node in made.graph.nodes:
-        if str(node.target) == STATE and not node.users:  # told apart before what follows it turned out not to draw
+        if (
+            str(node.target) == STATE and not node.users
+        ):  # left over: it was kept for draws that turned out not to exist
             made.graph.erase_node(node)
     made.recompile()
     for node in made.graph.nodes:
@@ -64,7 +64,7 @@ def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
 
 
 def _row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
-    """The row that each edge lies in; one after the last for edges outside the pointers. [num_edges]"""
+    """Return the row of each edge; the number after the last row for edges outside the pointers, [num_edges]."""
     starts = indptr.new_zeros(num_edges + 1).scatter_add(0, indptr.long(), torch.ones_like(indptr))
     row = starts.cumsum(0)[:-1] - 1
     return torch.where(row < 0, indptr.shape[0] - 1, row).long()
@@ -88,6 +88,6 @@ _PLAIN: dict[Any, Callable[..., Any]] = {
     _OURS.cfconv_backward.default: lambda *given: reference.cfconv_backward(*given[:5]),
     _OURS.shifted_softplus.default: _shifted_softplus,
     _OURS.shifted_softplus_backward.default: lambda grad, x: grad * sigmoid_or_zero(x),
-    _FLASH: decomposition_table[_FLASH],  # tagged as if it drew random numbers, whatever its dropout
+    _FLASH: decomposition_table[_FLASH],  # tagged as random for any dropout
     _OURS.identity_loss.default: torch.clone,
 }

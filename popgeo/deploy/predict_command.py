@@ -1,4 +1,4 @@
-"""`popgeo predict MODEL DATA --out FILE`: opens the model and the graphs, and writes the results."""
+"""The command `popgeo predict MODEL DATA --out FILE`."""
 
 import argparse
 import sys
@@ -22,7 +22,7 @@ from popgeo.progress import progress
 
 
 def predict(arguments: Sequence[str]) -> int:
-    """Predicts what a command line asks for; the exit status is 1 if graphs failed."""
+    """Run the command, and return its exit status: 1 if graphs failed, else 0."""
     asked = command_parsers.predict(arguments)
     check_ending(asked.out)
     is_field = Path(asked.model).suffix == ".pt"
@@ -40,7 +40,7 @@ def predict(arguments: Sequence[str]) -> int:
 
 
 def _graphs(asked: argparse.Namespace, takes_float64: bool) -> Any:
-    """The graphs: a store on disk, or what `popgeo convert` reads, in float64 if the model takes that."""
+    """Return the graphs of a store, or of files that `popgeo convert` reads, in float64 if the model takes it."""
     if (Path(asked.source) / "manifest.json").exists():
         return FlatStore.open(asked.source)
     asked.labels, asked.double = "none", asked.double or takes_float64
@@ -48,10 +48,10 @@ def _graphs(asked: argparse.Namespace, takes_float64: bool) -> Any:
 
 
 def _with_neighbors(asked: argparse.Namespace, graphs: Any) -> tuple[Predictor, list[Any]]:
-    """A predictor of what `popgeo train` wrote, and the structures with the neighbors that it was trained with.
+    """Return a predictor of a force field of `popgeo train`, and the structures with neighbors up to its cutoff.
 
     Raises:
-        ValueError: `popgeo train` did not write the file.
+        ValueError: `popgeo train` did not write the file, or --cutoff contradicts it.
     """
     field, structures = ForceField.load(asked.model), list[Any]()
     given = getattr(asked, "cutoff", None)
@@ -67,7 +67,7 @@ def _with_neighbors(asked: argparse.Namespace, graphs: Any) -> tuple[Predictor, 
 
 
 def _predictor(asked: argparse.Namespace) -> Predictor:
-    """A predictor of the model that the command names.
+    """Return a predictor of the model that the command names.
 
     Raises:
         ValueError: the model cannot be imported or loaded.
@@ -76,8 +76,8 @@ def _predictor(asked: argparse.Namespace) -> Predictor:
         return load(asked.model, asked.backend or "cpu", run_machine_code=asked.run_machine_code)
     if ":" not in asked.model:
         raise ValueError(
-            f"MODEL is {asked.model!r}, which is not a file; name what popgeo train or popgeo.export wrote, or write "
-            "package.module:name of a model, or of what makes one."
+            f"MODEL is {asked.model!r}, which is not a file; name a file of popgeo train or popgeo.export, or write "
+            "package.module:name of a model or of a function that returns one."
         )
     model = found_at(asked.model)
     choices = {"forces": asked.forces, "backend": asked.backend, "batch_size": asked.batch_size}

@@ -1,4 +1,4 @@
-"""What a predictor gives back: results in the order of the graphs, all in one tensor a name, or graph by graph."""
+"""The results of a predictor in the order of the graphs: one tensor per name, or graph by graph."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predictions(Mapping[str, Tensor]):
-    """Results of graphs, in the order in which these were given.
+    """The results of graphs, in their order.
 
     Args:
-        num_graphs: How many graphs there were, those that failed included.
-        tensors: One tensor for each result: a row for each graph, or for each node or edge, graph after graph. A graph
-            that failed has NaN (0 among whole numbers) for itself, and no rows of nodes and edges.
-        axes: What the rows of each belong to.
-        ptr: For each result, where each graph's rows start, and their total. int64 [num_graphs + 1]
-        errors: The errors of graphs that failed, by their numbers.
-        files: The name of each graph's file, if the graphs are from a folder of files.
+        num_graphs: Number of graphs, including failed ones.
+        tensors: One tensor per result: a row per graph, or a row per node or edge, graph after graph. A failed graph
+            has NaN (0 among whole numbers) in results for graphs, and no rows in results for nodes and edges.
+        axes: Level and type of the rows of each result.
+        ptr: For each result, the first row of each graph, and the number of rows. int64 [num_graphs + 1]
+        errors: Errors of failed graphs, by their numbers.
+        files: Name of each graph's file, if the graphs are from a folder of files.
 
     Example:
         >>> y = torch.tensor([1.0, 2.0])
@@ -45,7 +45,7 @@ class Predictions(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.tensors:
-            known = f"the results are {', '.join(self.tensors)}" if self.tensors else "there was no graph"
+            known = f"the results are {', '.join(self.tensors)}" if self.tensors else "no graph has results"
             raise KeyError(f"{name!r}; {known}.")
         return self.tensors[name]
 
@@ -56,7 +56,7 @@ class Predictions(Mapping[str, Tensor]):
         return len(self.tensors)
 
     def of(self, graph: int) -> dict[str, Tensor]:
-        """The rows of one graph: of a result for graphs its one row, as [1, ...].
+        """Return the rows of one graph by name; a result for graphs has one row, [1, ...].
 
         Raises:
             Exception: the error of the graph, if it failed.
@@ -73,7 +73,7 @@ class Predictions(Mapping[str, Tensor]):
 
     @staticmethod
     def concatenate(parts: "Iterable[Predictions]") -> "Predictions":
-        """The results of graphs, and of those that came after them."""
+        """Join the results of several lists of graphs."""
         parts = list(parts)
         like = next((part for part in parts if part.tensors), Predictions(num_graphs=0))
         errors: dict[int, Exception] = {}
@@ -87,13 +87,13 @@ class Predictions(Mapping[str, Tensor]):
         return Predictions(num_graphs=start, tensors=values, axes=like.axes, ptr=ptr, errors=errors)
 
     def to_frames(self) -> "dict[str, pd.DataFrame]":
-        """A table for each level, one row a graph, node or edge, with the number of its graph.
+        """Return a table for each level: one row per graph, node or edge, with the number of its graph.
 
-        A result of several columns has a column for each, as `forces_0`. If the graphs are from a folder, `file` is
-        the name of the graph's file.
+        A result with several columns becomes `forces_0`, `forces_1` and so on. If the graphs are from a folder, `file`
+        is the name of the graph's file.
 
         Raises:
-            ValueError: two results have the same columns, as `forces_0` and `forces` of several.
+            ValueError: two results have the same columns, such as `forces_0`, and `forces` with several columns.
         """
         import pandas as pd
 
@@ -112,15 +112,15 @@ class Predictions(Mapping[str, Tensor]):
         return frames
 
     def save(self, path: str | Path) -> list[Path]:
-        """Writes the results: `.npz` has all tensors and where each graph starts, `.csv` and `.parquet` are tables.
+        """Write the results: `.npz` holds all tensors and the first row of each graph, `.csv` and `.parquet` tables.
 
-        Results of nodes and edges are tables of their own, as `results.nodes.csv` next to `results.csv`.
+        Nodes and edges have separate tables, such as `results.nodes.csv` next to `results.csv`.
 
         Returns:
             The files written.
 
         Raises:
-            ValueError: another ending.
+            ValueError: the ending is unknown.
         """
         path = Path(path)
         if path.suffix == ".npz":
@@ -139,11 +139,10 @@ class Predictions(Mapping[str, Tensor]):
 
 
 def check_ending(path: Path) -> None:
-    """Refuses a file that no results can be written to, before they are computed.
+    """Check before the prediction that results can be written to a file.
 
     Raises:
-        ValueError: the ending is not one of those known, what writes such files is not installed, or there is no
-            such folder.
+        ValueError: the ending is unknown, the package for it is not installed, or the folder does not exist.
     """
     if path.suffix not in (".csv", ".parquet", ".npz"):
         raise ValueError(f"{path} ends in {path.suffix!r}; results are written to .csv, .parquet or .npz.")
@@ -154,14 +153,14 @@ def check_ending(path: Path) -> None:
 
 
 def _all_failed(part: Predictions, like: Predictions) -> Predictions:
-    """Graphs of which none has a result, as they stand among others that have some."""
+    """Return empty or NaN rows for a list of failed graphs."""
     counts = {axis: np.full(part.num_graphs, axis == GRAPHS, np.int64) for axis in like.axes.values()}
     rows = {name: tensor[:0] for name, tensor in like.items()}
     return replace(in_order(rows, like.axes, np.empty(0, np.int64), counts), num_graphs=part.num_graphs)
 
 
 def _as_array(tensor: Tensor) -> np.ndarray:
-    """The numbers; NumPy knows no bfloat16, which becomes float32."""
+    """Return a tensor as a NumPy array. bfloat16, which NumPy lacks, becomes float32."""
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
@@ -169,13 +168,13 @@ def _as_array(tensor: Tensor) -> np.ndarray:
 def in_order(
     rows: Mapping[str, Tensor], axes: Mapping[str, Axis], graphs: np.ndarray, counts: Mapping[Axis, np.ndarray]
 ) -> Predictions:
-    """Results that came graph after graph in any order, put into the order of the graphs' numbers.
+    """Put results into the order of the graphs' numbers.
 
     Args:
-        rows: The results, as they came.
-        axes: What the rows of each belong to.
-        graphs: The graphs in the order in which they came, each at most once. int64 [number of graphs that came]
-        counts: How many rows each graph has along each axis, those that never came included. int64 [num_graphs]
+        rows: Results, graph after graph in any order.
+        axes: Level and type of the rows of each result.
+        graphs: Numbers of the graphs in that order, each at most once. int64 [number of graphs with results]
+        counts: Number of rows of each graph along each axis, including graphs without results. int64 [num_graphs]
     """
     values: dict[str, Tensor] = {}
     ptr: dict[str, Tensor] = {}
@@ -190,7 +189,7 @@ def in_order(
 
 
 def _places(graphs: np.ndarray, counts: np.ndarray, is_graphs: bool) -> tuple[Tensor, Tensor]:
-    """Where each row that came is to stand, and where each graph starts."""
+    """Return the place of each row in the order of graphs, and the first row of each graph."""
     of_came = counts[graphs]
     kept = counts.copy() if is_graphs else np.zeros_like(counts)
     kept[graphs] = of_came
@@ -200,7 +199,7 @@ def _places(graphs: np.ndarray, counts: np.ndarray, is_graphs: bool) -> tuple[Te
 
 
 def to_records(predictions: Predictions) -> Iterator[dict[str, Any]]:
-    """The results graph by graph, in order; for a graph that failed, its exception."""
+    """Yield the results graph by graph; a failed graph gives its exception."""
     for graph in range(predictions.num_graphs):
         failed = predictions.errors.get(graph)
         yield {"error": failed} if failed is not None else predictions.of(graph)

@@ -1,4 +1,4 @@
-"""A trained model in use: graphs of any sizes in, its results out, in order, at a few fixed shapes."""
+"""The predictor: graphs of any sizes in, a trained model's results out, in order, at a few fixed shapes."""
 
 import copy
 import warnings
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from typing_extensions import TypedDict, Unpack
 
 from popgeo.capture.held_state import require_shapes
 from popgeo.data.axes import Axis, Level
@@ -31,37 +32,52 @@ from popgeo.forked import Lock
 from popgeo.plain_surroundings import plain_surroundings
 from popgeo.progress import bar
 
-_AT_ONCE = 1 << 15  # graphs of a dataset whose batches are chosen together
-_OF_STREAM = 4096  # graphs that a stream is read ahead by
+_AT_ONCE = 1 << 15  # graphs of a dataset that are packed together
+_OF_STREAM = 4096  # graphs of a stream that are read ahead
 
 
 def _keeps(errors: str) -> bool:
+    """Return whether to keep errors of graphs, rather than raise them."""
     if errors not in ("raise", "keep"):
-        raise ValueError(f"errors is {errors!r}; it is 'raise' or 'keep'.")
+        raise ValueError(f"errors is {errors!r}; pass 'raise' or 'keep'.")
     return errors == "keep"
+
+
+class PredictorArguments(TypedDict, total=False):
+    """Keyword arguments of `Predictor`."""
+
+    sizes: FixedSizeOptions | Sequence[FixedSizeOptions] | None
+    backend: Backend | str | None
+    device: torch.device | str | None
+    batch_size: float | None
+    max_shapes: int
+    forces: bool
+    arguments: Mapping[str, Any] | None
+    results: Sequence[str] | Mapping[str, str | Level | Axis]
+    layout: LayoutChoices | None
 
 
 @names_arguments
 class Predictor:
-    """Predicts for graphs of any sizes, packed into batches of one or a few fixed shapes; compiles once a shape.
+    """A predictor for graphs of any sizes, which it packs into batches of a few fixed shapes, each compiled once.
 
-    The model gets the attributes of the graphs that its arguments are named after, and `num_graphs` and the like; a
-    model of one argument that is not an attribute, such as `data`, gets the whole batch. It is copied, and predicts as
-    in `model.eval()`. Results are tensors with one row a graph, node or edge, which their numbers of rows tell.
+    Each argument of the model gets the attribute of the graphs with the same name, or a number such as `num_graphs`. If
+    the only argument is not an attribute, such as `data`, it gets the whole batch. The model is copied, and predicts as
+    in `model.eval()`. Results are tensors with one row per graph, node or edge; their numbers of rows decide which.
 
     Args:
         model: The model.
-        sizes: The shape of a batch, or several; None chooses them from the first graphs that come.
-        backend: `"cpu"`, this library's executor; `"inductor"`, torch's compiler; `"cuda"`, a GPU; `"none"`, nothing
-            compiled. None means `"cuda"` where the model lies, or `device` is, on a GPU, and else `"cpu"`.
-        device: If it runs; where the model lies when left out.
-        batch_size: Real graphs of a batch, on average, where shapes are chosen; None means about two thousand nodes.
-        max_shapes: Shapes to compile at most, if they are chosen. A further one must save a twentieth of the slots.
-        forces: Whether a model of energies is to give `energy` and `forces`, the negative gradient by `pos`.
-        arguments: What some arguments of the model are given in every call, as `{"half_list": True}`.
-        results: Names of the results of a model that returns a tuple; or what the rows of results by name belong to,
-            as `{"charges": "node"}`, where their number could mean two things.
-        layout: How batches are laid out.
+        sizes: Shape of a batch, or several. Default: chosen from the first graphs.
+        backend: `"cpu"`, popgeo's executor; `"inductor"`, torch's compiler; `"cuda"`, a GPU; `"none"`, no compilation.
+            Default: `"cuda"` for a model or a `device` on a GPU, else `"cpu"`.
+        device: Device that the model runs on. Default: the device of its weights.
+        batch_size: Average number of real graphs in a batch, if shapes are chosen. Default: about two thousand nodes.
+        max_shapes: Largest number of shapes, if they are chosen. Each further one must save a twentieth of the slots.
+        forces: Whether a model of energies returns `energy` and `forces`, the negative gradient by `pos`.
+        arguments: Constant arguments of the model, such as `{"half_list": True}`.
+        results: Names of the results of a model that returns a tuple; or the level of results whose number of rows is
+            ambiguous, such as `{"charges": "node"}`.
+        layout: Layout of batches.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -89,7 +105,9 @@ class Predictor:
         layout: LayoutChoices | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise ValueError(f"model is a {type(model).__name__}; pass a torch.nn.Module, or popgeo.load(path) a file.")
+            raise ValueError(
+                f"model is a {type(model).__name__}; pass a torch.nn.Module, or open a file with popgeo.load(path)."
+            )
         refuse_transforms()
         require_shapes(model)
         model = copy.deepcopy(model).eval().requires_grad_(False)
@@ -111,11 +129,11 @@ class Predictor:
 
     @classmethod
     def of_programs(cls, programs: Sequence[FixedProgram], device: torch.device | str = "cpu") -> "Predictor":
-        """A predictor of finished programs, such as the programs of a file; it cannot grow.
+        """Return a predictor of finished programs, such as the programs of a file. Its shapes cannot grow.
 
         Args:
-            programs: One for each shape; their inputs and results have the same names.
-            device: The device of their inputs.
+            programs: One program per shape; their inputs and results have the same names.
+            device: Device of their inputs.
         """
         made = cls.__new__(cls)
         made.device, made._maker = torch.device(device), None
@@ -127,14 +145,14 @@ class Predictor:
         return made
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, model: Any, **choices: Any) -> "Predictor":
-        """A predictor of the weights in a file: a checkpoint of Lightning, or a `state_dict`.
+    def from_checkpoint(cls, path: str | Path, model: Any, **choices: Unpack[PredictorArguments]) -> "Predictor":
+        """Return a predictor with the weights of a file: a checkpoint of Lightning, or a `state_dict`.
 
         Args:
-            path: The file; nothing in it is executed, where `model` is a module.
-            model: A module, alone or as it stood inside the one that was trained; or a class of `LightningModule`,
-                which is then made with the settings that Lightning keeps in the file.
-            choices: What `Predictor` takes.
+            path: The file. Nothing in it is executed if `model` is a module.
+            model: The trained module or a part of it; or a class of `LightningModule`, which is then made with the
+                settings in the checkpoint.
+            choices: Further arguments of `Predictor`.
 
         Raises:
             ValueError: the file has no weights, or weights of a different model.
@@ -151,35 +169,35 @@ class Predictor:
         self.num_compilations = 0
 
     def __call__(self, graphs: Any, *, errors: str = "raise", progress_bar: bool | None = None) -> Predictions:
-        """The results of all graphs, in their order.
+        """Return the results of all graphs, in their order.
 
-        In a group of `torch.distributed`, such as torchrun's, each process predicts for a part of the graphs, and all
-        of them get all results.
+        In a group of `torch.distributed`, such as torchrun's, each process predicts for a part of the graphs, and
+        every process gets all results.
 
         Args:
             graphs: A dataset, a list or any iterable of graphs or of batches, a `FlatStore`, or a loader, whose order
-                results then have; at most some ten thousand graphs are in memory at a time, if they need not be. A
-                graph may be a dictionary of tensors, `{"z": ..., "pos": ...}`, for which PyG is not imported.
-            errors: `"raise"`, or `"keep"`: `Predictions.errors` then tells which graphs failed, and why.
-            progress_bar: Whether to show a bar if it lasts longer than a second; None means at a terminal and in
+                then counts. Up to some ten thousand graphs are in memory at a time. A graph may be a dictionary of
+                tensors, `{"z": ..., "pos": ...}`; PyG is then not imported.
+            errors: `"raise"`, or `"keep"`: `Predictions.errors` then has the error of each failed graph.
+            progress_bar: Whether to show a bar if it lasts longer than a second. Default: at a terminal and in
                 notebooks.
 
         Raises:
-            ValueError: a graph failed, which is named; or the model cannot be compiled for these graphs.
+            ValueError: a graph failed, with its number; or the model cannot be compiled for these graphs.
         """
         keep, graphs = _keeps(errors), opened(graphs)
         return shared_out(graphs, lambda part, start: self._all(part, start, keep, progress_bar))
 
     def stream(self, graphs: Iterable[Any], *, errors: str = "raise", ahead: int = _OF_STREAM) -> Iterator[Any]:
-        """The results of one graph after the other, in order, of an iterable that may never end.
+        """Yield the results of one graph after the other, for an iterable that may never end.
 
         Args:
-            graphs: Graphs.
-            errors: `"raise"`, or `"keep"`: a graph that failed then gives `{"error": exception}`.
-            ahead: Graphs that are read, and packed, at a time; more of them waste less.
+            graphs: The graphs.
+            errors: `"raise"`, or `"keep"`: a failed graph then gives `{"error": exception}`.
+            ahead: Number of graphs that are read and packed at a time. A larger number means less padding.
 
         Yields:
-            For each graph a dictionary of its rows: [1, ...] of a result for graphs.
+            For each graph a dictionary of its rows; results for graphs are [1, ...].
         """
         keep, start = _keeps(errors), 0
         for piece in pieces(graphs, ahead):
@@ -188,6 +206,7 @@ class Predictor:
             start += predicted.num_graphs
 
     def _all(self, graphs: Any, start: int, keep: bool, progress_bar: bool | None) -> Predictions:
+        """Predict for the graphs of this process; `start` is the number of the first graph."""
         total = len(graphs) if hasattr(graphs, "__len__") else None
         parts = []
         with bar("predicting", "graphs", total=total, show=progress_bar) as shown:
@@ -199,7 +218,7 @@ class Predictor:
 
     @plain_surroundings()
     def _piece(self, graphs: Any, start: int, keep: bool) -> Predictions:
-        """The results of some graphs."""
+        """Predict for a list of graphs, or a flat store."""
         refuse_transforms()
         reader = self._reader or self._first_reader(graphs)
         store, right, errors = reader.read(graphs, start, keep)
@@ -220,7 +239,7 @@ class Predictor:
         return replace(found, errors=dict(sorted((errors | failed).items())))
 
     def _first_reader(self, graphs: Any) -> GraphReader:
-        """What reads graphs until a program has been made."""
+        """Return the reader of graphs until a program has been made."""
         assert self._maker is not None  # a predictor of programs has a reader
         some: Any = graphs[0] if isinstance(graphs, FlatStore) else next((g for g in graphs if hasattr(g, "keys")), {})
         return GraphReader(layout=self._maker.layout, names=names_taken(self._maker.model, some.keys()))
@@ -228,10 +247,10 @@ class Predictor:
     def _made_to_fit(
         self, store: FlatStore, right: np.ndarray, start: int, keep: bool, errors: dict[int, Exception]
     ) -> tuple[FlatStore, np.ndarray]:
-        """The graphs that some shape holds, for which a shape may have to be chosen, or to grow.
+        """Return the graphs that fit a shape, after shapes were chosen, or the largest has grown.
 
         Raises:
-            ValueError: a graph is too large for programs that cannot be made again, and `keep` is False.
+            ValueError: a graph is too large for programs of a file, and `keep` is False.
         """
         if not self.shapes:
             self.shapes = choose_shapes(store, self._batch_size, self._max_shapes)
@@ -262,7 +281,7 @@ class Predictor:
         return store.view(np.flatnonzero(fits)), right[fits]
 
     def _program(self, i: int, store: FlatStore) -> FixedProgram:
-        """The program of a shape, which is compiled if it has not been."""
+        """Return the program of a shape, compiled at the first call."""
         if i not in self.programs:
             assert self._maker is not None  # a predictor of programs has them all
             self.programs[i] = program = self._maker(self.shapes[i].with_rows_for(store), store)
@@ -274,7 +293,7 @@ class Predictor:
 
     @property
     def waste(self) -> dict[str, float]:
-        """Of the nodes, edges and graphs of all batches so far, the share that was padding."""
+        """Share of padding in the nodes, edges and graphs of all batches so far."""
         return {label: float(1 - real / slots) for label, (real, slots) in self._used.items() if slots}
 
     def __repr__(self) -> str:

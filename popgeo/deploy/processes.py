@@ -1,4 +1,4 @@
-"""Collectives among the processes of a Predictor, whose failure names the processes that have ended."""
+"""Collectives among the processes of a Predictor; a failure names the processes that have ended."""
 
 import os
 import socket
@@ -16,11 +16,11 @@ _members: tuple[Any, list[tuple[str, int]]] | None = None  # a process group, an
 
 
 def shared_out(graphs: Any, predict: Callable[[Any, int], Predictions]) -> Predictions:
-    """Return predictions for all graphs, of which each process of `torch.distributed` predicts a part.
+    """Return predictions for all graphs; each process of `torch.distributed` predicts for a part of them.
 
     Args:
         graphs: An iterable of graphs.
-        predict: Predicts for some of the graphs, of which the first one has the given number.
+        predict: Predicts for a list of graphs; its second argument is the number of the first one.
     """
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if world == 1:
@@ -31,7 +31,7 @@ def shared_out(graphs: Any, predict: Callable[[Any, int], Predictions]) -> Predi
     try:
         is_cut = isinstance(graphs, (FlatStore, list))
         mine = predict(graphs[start:stop] if is_cut else [graphs[i] for i in range(start, stop)], start)
-    except Exception as error:  # the other processes wait for something
+    except Exception as error:  # the other processes wait for this one
         mine = error
     parts: list[Any] = [None] * world
     together("collect the predictions", dist.all_gather_object, parts, mine)
@@ -42,10 +42,10 @@ def shared_out(graphs: Any, predict: Callable[[Any, int], Predictions]) -> Predi
 
 
 def together(act: str, collective: Any, *arguments: Any) -> None:
-    """Runs a collective of the default process group.
+    """Run a collective of the default process group.
 
     Args:
-        act: What it is for, for the error.
+        act: Purpose of the collective, for the error.
         collective: A function of `torch.distributed`.
         arguments: Its arguments.
 
@@ -64,7 +64,7 @@ def together(act: str, collective: Any, *arguments: Any) -> None:
     except RuntimeError as error:
         here = [(rank, process) for rank, (host, process) in enumerate(found) if host == socket.gethostname()]
         ended: list[int] = []
-        for _ in range(20):  # its connections close shortly before a process has ended
+        for _ in range(20):  # connections close shortly before a process ends
             if ended := [rank for rank, process in here if _ended(process)]:
                 break
             time.sleep(0.1)
@@ -76,11 +76,11 @@ def together(act: str, collective: Any, *arguments: Any) -> None:
 
 
 def _ended(process: int) -> bool:
-    """Whether a process of this machine has ended, also if its status has not been read yet."""
+    """Return whether a process of this machine has ended, even if its status has not been read yet."""
     try:
         os.kill(process, 0)
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except ProcessLookupError:
         return True
-    except OSError:  # of a different user, or a system without /proc
+    except OSError:  # a process of a different user, or a system without /proc
         return False

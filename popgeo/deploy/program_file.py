@@ -1,4 +1,4 @@
-"""Models as files that run without their source: exported at one or a few fixed shapes, loaded as a predictor."""
+"""Export of models to files that run without the model's source, and loading of such files as predictors."""
 
 import copy
 import warnings
@@ -24,7 +24,7 @@ from popgeo.engine.backend import Backend
 from popgeo.sealed_file import has_checksum, kind_of, sealed, unsealed
 
 _KIND, _VERSION = "program", 1
-_TOLERANCE = 1e-4  # of results, whose rounding may be another
+_TOLERANCE = 1e-4  # allowed difference of results by rounding
 
 
 def export(
@@ -38,28 +38,27 @@ def export(
     units: Mapping[str, str] | None = None,
     **choices: Any,
 ) -> Path:
-    """Writes a file with a model as a program for batches of fixed size, which runs without the model's source.
+    """Write a model to a file, as a program for batches of fixed size that runs without the model's source.
 
-    What the file computes for `graphs` is compared with what the model does before anything is written.
+    Before the file is written, its results for `graphs` are compared with the model's results.
 
     Args:
         model: The model; it predicts as in `model.eval()`.
-        sizes: The shape of a batch, or several, each a program of its own in the file; None chooses them from `graphs`.
+        sizes: Shape of a batch, or several; each is a program in the file. None chooses them from `graphs`.
         path: The file.
-        format: `"torch"`, which `torch.export.load` reads; `"aotinductor"`, compiled, which runs from C++, too; or
-            `"onnx"`, which onnxruntime runs, and which has one shape.
-        graphs: A few graphs like those to come: their attributes, widths and types are those that the file takes.
-        forces: Whether a model of energies is to give `energy` and `forces`; the backward pass is part of the file.
-        units: Units of inputs and results, by name, which the file keeps for its readers.
-        choices: What `Predictor` takes in addition.
+        format: `"torch"`, which `torch.export.load` reads; `"aotinductor"`, compiled, which also runs from C++; or
+            `"onnx"`, which onnxruntime runs, with one shape.
+        graphs: A few graphs; later graphs must have the same attributes, widths and types.
+        forces: Whether a model of energies returns `energy` and `forces`; the backward pass is part of the file.
+        units: Units of inputs and results by name, for readers of the file.
+        choices: Further arguments of `Predictor`: `batch_size`, `max_shapes`, `arguments`, `results`, `layout`.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
-        ImportError: a package that the format needs is not installed.
-        ValueError: there is no such format, the model cannot be written in it, or the file would compute something
-            else.
+        ImportError: a package for the format is not installed.
+        ValueError: the format is unknown, the model cannot be written in it, or the file's results would differ.
 
     Example:
         >>> import tempfile
@@ -75,31 +74,31 @@ def export(
     from torch_geometric.data import Data
 
     if format not in _WRITERS:
-        raise ValueError(f"format is {format!r}; it is one of {', '.join(map(repr, _WRITERS))}.")
+        raise ValueError(f"format is {format!r}; pass one of {', '.join(map(repr, _WRITERS))}.")
     if not len(graphs):
-        raise ValueError("graphs is empty; pass a few graphs like those that the file is for.")
+        raise ValueError("graphs is empty; pass a few graphs like those to predict for.")
     graphs = [Data(**graph) if isinstance(graph, dict) else graph for graph in graphs]
     choices |= {"device": "cpu", "forces": forces}
     predictor = Predictor(model, sizes, "none", **choices)
     wanted = _at_these_sizes(predictor, graphs)
-    # What attributes belong to is known from all graphs; the smallest alone may leave it open.
+    # All graphs decide the levels of attributes; the smallest graph may leave them open.
     choices |= {"layout": next(iter(predictor.programs.values())).layout}
     smallest = copy.copy(min(graphs, key=lambda graph: graph.num_nodes))
-    if "cutoff" in smallest:  # of a list of pairs: it serves a check alone, which these graphs have passed
+    if "cutoff" in smallest:  # only for a check of pairs, which these graphs have passed
         del smallest["cutoff"]
     made, examples, plain = [], [], []
     for shape in predictor.shapes:
         of_shape = Predictor(model, shape, "none", **choices)
         _at_these_sizes(of_shape, [smallest])
         (program,) = of_shape.programs.values()
-        assert program.model is not None  # it is not from a file
+        assert program.model is not None  # not from a file
         example = {name: torch.zeros_like(one, device="cpu") for name, one in program.inputs.items()}
         made.append((program, program.run(*example.values())))
         examples.append(example)
         plain.append(plain_module(program.model, example))
     notes = write_notes(made, format, units or {})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch's exporters about torch
+        warnings.simplefilter("ignore", FutureWarning)  # by torch's exporters about torch
         data = _WRITERS[format](plain, examples, notes)
     data = sealed(data, _KIND, _VERSION, is_archive=format != "onnx")
     found = _loaded(data, str(path), "none", run_machine_code=True)(graphs)
@@ -107,35 +106,35 @@ def export(
         tolerance = _TOLERANCE * max(1.0, _largest(tensor))
         if not torch.allclose(found[name], tensor, rtol=0, atol=tolerance, equal_nan=True):
             raise ValueError(
-                f"As {format!r} the model gives another {name!r} for these graphs, by up to "
-                f"{_largest(found[name] - tensor):.3g}. Export it in another format."
+                f"In the format {format!r} the result {name!r} of these graphs differs by up to "
+                f"{_largest(found[name] - tensor):.3g}. Export the model in another format."
             )
     write_atomically(Path(path), data)
     return Path(path)
 
 
 def load(path: str | Path, backend: Backend | str | None = "cpu", *, run_machine_code: bool = False) -> Predictor:
-    """A predictor of a file that `export` wrote.
+    """Return a predictor of a file that `export` wrote.
 
-    Files of the formats torch and ONNX may come from untrusted sources: nothing in them is executed, and their
-    operations do no more than compute. A file of the format AOTInductor is machine code, and loading it runs it.
+    Files of the formats torch and ONNX may come from untrusted sources: no code in them is executed, and their
+    operations only compute. A file of the format AOTInductor is machine code, and loading it runs the code.
 
     Args:
         path: The file.
-        backend: What compiles programs of format torch: `"cpu"`, `"inductor"`, or `"none"`.
+        backend: Compiles programs of the format torch: `"cpu"`, `"inductor"`, or `"none"`.
         run_machine_code: Whether to load a file of the format AOTInductor. Pass True only if you trust its author.
 
     Raises:
-        ImportError: a package that the format needs is not installed.
-        ValueError: the file is something else, of a different version, truncated or changed, holds what could be
-            executed, or is machine code and `run_machine_code` is False.
-        OSError: it cannot be read.
+        ImportError: a package for the format is not installed.
+        ValueError: the file is of a different kind or version, is truncated or changed, holds executable code, or is
+            machine code and `run_machine_code` is False.
+        OSError: the file cannot be read.
     """
     return _loaded(Path(path).read_bytes(), str(path), backend, run_machine_code)
 
 
 def _loaded(data: bytes, path: str, backend: Backend | str | None, run_machine_code: bool) -> Predictor:
-    is_older = has_checksum(data) and kind_of(data) is None  # from before a seal named a kind
+    is_older = has_checksum(data) and kind_of(data) is None  # seals of older versions name no kind
     try:
         is_older or unsealed(data, path, _KIND, _VERSION)
     except ValueError as error:
@@ -159,17 +158,17 @@ def _loaded(data: bytes, path: str, backend: Backend | str | None, run_machine_c
         return Predictor.of_programs(made)
     except ImportError:
         raise
-    except Exception as error:  # of as many kinds as the readers of others have
+    except Exception as error:  # readers raise errors of many kinds
         is_gap = isinstance(error, (LookupError, TypeError, AttributeError))
         reason = f"a part is missing or of a wrong type: {error!r}" if is_gap else str(error).partition("\n")[0]
         raise ValueError(f"{path} cannot be loaded: {reason[:300].rstrip('.') or repr(error)}.") from error
 
 
 def _at_these_sizes(predictor: Predictor, graphs: Sequence[Any]) -> Predictions:
-    """What a predictor gives without growing.
+    """Predict, and raise if a shape would have to grow.
 
     Raises:
-        ValueError: it would have to grow.
+        ValueError: a shape would have to grow.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Graph .* which grows")
@@ -180,12 +179,12 @@ def _at_these_sizes(predictor: Predictor, graphs: Sequence[Any]) -> Predictions:
 
 
 def _largest(tensor: Tensor) -> float:
-    """The size of the largest element, of those that have one."""
+    """Return the largest absolute value of the finite elements; 0 without elements."""
     return float(tensor.detach().abs().double().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
 
 
 def _by_name(function: Callable[..., Sequence[Tensor]], results: Sequence[str]) -> Callable[..., Tensors]:
-    """A function that returns tensors in order as one that returns them by name."""
+    """Wrap a function that returns tensors in order into a function that returns them by name."""
 
     @torch.no_grad()
     def run(*tensors: Tensor) -> Tensors:

@@ -1,4 +1,4 @@
-"""What a file with a program says of itself: inputs, results, sizes, layout and units, as JSON."""
+"""The notes in a file with programs: inputs, results, sizes, layout and units, as JSON."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,15 +21,15 @@ _BY_NAME = ("AttrNamePadding", "NodeTypePadding", "EdgeTypePadding")  # classes 
 
 
 def write_notes(programs: Sequence[tuple[FixedProgram, Tensors]], format: str, units: Mapping[str, str]) -> str:
-    """The notes of a file.
+    """Return the notes of a file.
 
     Args:
-        programs: The programs to write, each with tensors like all that it returns, in order.
-        format: How.
+        programs: Programs of the file, each with example tensors of all its results, in order.
+        format: Format of the file.
         units: Units of inputs and results.
 
     Raises:
-        ValueError: padding is filled with what JSON does not know, or there is a unit of what is not there.
+        ValueError: a value of padding cannot be written as JSON, or a unit is for an unknown input or result.
     """
     known = [name for program, results in programs[:1] for name in (*program.inputs, *results)]
     if unknown := sorted(set(units) - set(known)):
@@ -42,10 +42,10 @@ def write_notes(programs: Sequence[tuple[FixedProgram, Tensors]], format: str, u
 
 
 def read_notes(text: str) -> tuple[str, list[FixedProgram], list[list[str]]]:
-    """The format of a file, its programs but for what runs them, and the names of all results of each.
+    """Return the format of a file, its programs without their `run`, and the names of all results of each.
 
     Raises:
-        ValueError: the notes are of a different version, or something is missing, or of a wrong type.
+        ValueError: the notes are of a different version, or an entry is missing or of a wrong type.
     """
     version = None
     try:
@@ -57,12 +57,13 @@ def read_notes(text: str) -> tuple[str, list[FixedProgram], list[list[str]]]:
             if told and isinstance(format, str) and format in FORMATS:
                 return made
             raise ValueError(f"it has {len(told)} programs of the format {format!r:.50}")
-    except Exception as error:  # notes that were crafted may break their reader in any way
+    except Exception as error:  # crafted notes may raise any error
         raise ValueError(f"it has no notes of popgeo.export that can be read: {error!r:.200}") from error
     raise ValueError(f"it is of version {version!r:.50}; this is popgeo with version {VERSION}. Export the model again")
 
 
 def _told(program: FixedProgram, results: Tensors) -> dict[str, Any]:
+    """Return the notes of one program."""
     axes = {name: program.axes.get(name) for name in results}
     return {
         "inputs": {name: [list(one.shape), torch_name(one.dtype)] for name, one in program.inputs.items()},
@@ -73,6 +74,7 @@ def _told(program: FixedProgram, results: Tensors) -> dict[str, Any]:
 
 
 def _program(told: Mapping[str, Any]) -> FixedProgram:
+    """Return the program that notes describe, without its `run`."""
     layout = {name: _unpacked(value) for name, value in told["layout"].items()}
     layout["index_dtype"] = torch_thing("dtype", layout["index_dtype"])
     sizes = {name: _unpacked(value) for name, value in told["sizes"].items()}
@@ -94,23 +96,23 @@ def _program(told: Mapping[str, Any]) -> FixedProgram:
     kinds = {name: (shape, torch_thing("dtype", dtype)) for name, (shape, dtype) in told["inputs"].items()}
     inputs = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in kinds.items()}
     options, choices = FixedSizeOptions(**sizes), LayoutChoices(**layout)
-    # `run` holds the place until the file's program is opened.
+    # `run` is a placeholder until the file's program is opened.
     return FixedProgram(run=dict, inputs=inputs, sizes=options, axes=axes, layout=choices)
 
 
 def _numbers(value: Any) -> Iterator[Any]:
-    """The numbers of a size or of a padding, whether it is one for all or one for each type."""
+    """Yield the numbers of a size or of a padding value: one number, or one per type."""
     if isinstance(value, Mapping):
         for one in value.values():
             yield from _numbers(one)
     elif type(value).__name__ in _BY_NAME:
         yield from (*_numbers(value.values), *_numbers(value.default))
     elif value is not None:
-        yield getattr(value, "value", value)  # of PyG's UniformPadding, which is within one of another kind
+        yield getattr(value, "value", value)  # PyG's UniformPadding, inside another padding
 
 
 def _packed(value: Any) -> Any:
-    """A choice as JSON has it: dictionaries as pairs, whose keys may be types of edges."""
+    """Return a choice for JSON. A dictionary becomes a list of pairs, because its keys may be types of edges."""
     if isinstance(value, Mapping):
         return {"pairs": [[_packed(key), _packed(one)] for key, one in value.items()]}
     if isinstance(value, torch.dtype):
@@ -118,10 +120,11 @@ def _packed(value: Any) -> Any:
     if type(value).__name__ in _BY_NAME:
         return {type(value).__name__: _packed(value.values), "default": _packed(value.default)}
     value = value.level if isinstance(value, Axis) else value
-    return getattr(value, "value", value)  # of a level, and of PyG's UniformPadding
+    return getattr(value, "value", value)  # for a level, and PyG's UniformPadding
 
 
 def _unpacked(value: Any) -> Any:
+    """Return the choice that `_packed` has packed."""
     for kind in _BY_NAME if isinstance(value, dict) else ():
         if kind in value:
             made: Any = getattr(import_module("torch_geometric.transforms.pad"), kind)

@@ -1,4 +1,4 @@
-"""Converts users' graphs to a program's flat inputs; rejects, by number, graphs that differ from these inputs."""
+"""Conversion of users' graphs to a program's flat inputs, and errors for graphs that differ from these inputs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,13 +24,13 @@ Kinds = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 @dataclass(frozen=True, kw_only=True)
 class GraphReader:
-    """Makes graphs flat, with the attributes that a program takes.
+    """A reader that converts graphs to a flat store with the attributes of a program.
 
     Args:
-        layout: How batches are laid out.
-        names: The attributes that the program takes; None for all.
-        sizes: The sizes of a batch, by `kinds`.
-        kinds: What the program's inputs are; None where any graphs will do, as long as they are alike.
+        layout: Layout of batches.
+        names: Attributes that the program takes; None for all.
+        sizes: Sizes of a batch that has `kinds`.
+        kinds: Shape and type of each input of the program; None for any graphs with equal kinds.
     """
 
     layout: LayoutChoices
@@ -39,16 +39,16 @@ class GraphReader:
     kinds: Kinds | None = None
 
     def read(self, graphs: Any, first: int = 0, keep: bool = False) -> tuple[FlatStore | None, Any, dict[int, Any]]:
-        """The graphs that are right, flat; which these are; and what is wrong with the others.
+        """Return the valid graphs as a flat store, their numbers, and the errors of the others.
 
         Args:
-            graphs: A flat store, a dataset that can be flattened, or a list, where an exception represents a graph
-                that could not be read.
-            first: The number of the first one, for errors.
-            keep: Whether to continue without the graphs that are wrong.
+            graphs: A flat store, a dataset that can be flattened, or a list. In a list, an exception takes the place
+                of a graph that could not be read.
+            first: Number of the first graph, for errors.
+            keep: Whether to continue without invalid graphs.
 
         Raises:
-            ValueError: a graph is wrong, which is named, and `keep` is False.
+            ValueError: a graph is invalid, and `keep` is False. The message has the number of the graph.
         """
         is_list = isinstance(graphs, (list, tuple))
         try:
@@ -67,9 +67,9 @@ class GraphReader:
                 if isinstance(graph, Exception):
                     raise graph
                 kinds[i] = self._kinds(self._flat([graph], self._attributes(graph)))
-            except Exception as raised:  # whatever a dataset, or its transform, raises
+            except Exception as raised:  # a dataset, or its transform, may raise anything
                 errors[i] = raised
-        if self.kinds is None and kinds:  # the kind of most graphs is the right one
+        if self.kinds is None and kinds:  # the kind of most graphs is valid
             found = list(kinds.values())
             like = replace(self, kinds=max(found, key=found.count))
         for i, kind in kinds.items():
@@ -84,9 +84,9 @@ class GraphReader:
         return flat, np.array(right, np.int64), named_errors
 
     def _flat(self, graphs: Any, keys: set[str]) -> FlatStore:
-        """The graphs, without those attributes that the program does not take."""
+        """Return the graphs as a flat store, without attributes that the program does not take."""
         known, counting = self.names or keys, set(COUNT_NODES)
-        # Nodes are counted by what the program takes, or else by what PyG counts them by.
+        # An attribute of the program counts the nodes, or else the attribute that PyG counts by.
         left_out = sorted(keys - known - (set() if keys & known & counting else counting))
         how: dict[str, Any] = {"levels": self.layout.levels, "progress_bar": False, "validate": True}
         store = FlatStore.from_dataset(graphs, exclude_keys=left_out, **how)
@@ -103,36 +103,36 @@ class GraphReader:
         return {input_name(slot): (slot.shape, slot.dtype) for slot in slots}
 
     def _why_not(self, found: Kinds) -> str | None:
-        """What differs from the inputs that are known; None if nothing does."""
+        """Return the first difference from the program's inputs, as text; None without a difference."""
         for name, (shape, dtype) in (self.kinds or {}).items():
             if name not in found:
                 return f"it has no {name}; its attributes give {', '.join(found)}. Set {name}."
             if found[name][1] != dtype:
-                return f"its {name} is {found[name][1]}, {dtype} is needed. Convert it."
+                return f"its {name} is {found[name][1]}, but must be {dtype}. Convert it."
             if found[name][0] != shape:
-                return f"its {name} fills {list(found[name][0])} in a batch, {list(shape)} is needed."
+                return f"its {name} fills {list(found[name][0])} in a batch, but must fill {list(shape)}."
         known = set(self.kinds or found)
         more = [n for n in found if n not in known and (self.names is None or n.partition("[")[0] in self.names)]
-        return f"it has {more[0]}, which the other graphs do not have, and which the model takes." if more else None
+        return f"it has {more[0]}, which the model takes and the other graphs lack." if more else None
 
 
 def named(number: int, error: Exception) -> ValueError:
-    """The error of one graph, with the number of the graph."""
+    """Return an error of one graph with the number of the graph in its message."""
     made = ValueError(f"Graph {number}: {str(error).replace('Graph 0', 'it', 1)}")
     made.__cause__ = error
     return made
 
 
 def opened(loader: Any) -> Any:
-    """Graphs as one flat store, if they lie in memory or flat on disk; of a loader, those of its dataset, in its order.
+    """Return graphs as one flat store, if they lie in memory or flat on disk; of a loader, in its order.
 
-    A loader whose graphs are only in its batches, and any other iterable, is returned as it is.
+    Any other iterable is returned unchanged, and so is a loader if only its batches have the graphs.
 
     Raises:
         ValueError: the loader gives each process a part of the graphs.
     """
     if getattr(loader, "world_size", getattr(getattr(loader, "sampler", None), "num_replicas", 1)) > 1:
-        raise ValueError("The loader has a part of the graphs; Predictor shares them out itself. Pass the dataset.")
+        raise ValueError("The loader has only a part of the graphs, but Predictor shares them out. Pass the dataset.")
     source = getattr(loader, "source", None)
     if isinstance(source, FlatSource) and not (source.collater.trim_nodes or source.collater.trim_edges):
         return source.store.view(loader.plan().indices)
@@ -144,14 +144,13 @@ def opened(loader: Any) -> Any:
 
 
 def pieces(graphs: Any, size: int) -> Iterable[Any]:
-    """Graphs by that many at a time; an exception represents one that a dataset could not give.
+    """Yield graphs in pieces of `size`; an exception takes the place of a graph that a dataset could not give.
 
-    A batch is taken apart, a batch of this library without its padding; so is each batch of a loader, in its order.
-
-    A flat store is cut into views, a dataset is asked for its graphs by number, anything else is gone through.
+    A flat store is cut into views, a dataset is indexed, and any other iterable is iterated over. Batches, also of a
+    loader, are taken apart without their padding.
 
     Raises:
-        ValueError: it is one graph.
+        ValueError: `graphs` is one graph.
     """
     if isinstance(graphs, dict) or (is_graph_data(graphs) and not hasattr(graphs, "to_data_list")):
         raise ValueError(f"graphs is one {type(graphs).__name__}; pass a list, even of one: [graph].")
@@ -168,7 +167,7 @@ def pieces(graphs: Any, size: int) -> Iterable[Any]:
 
 
 def _graphs_of(item: Any) -> Any:
-    """The graphs of a batch, without padding; anything else alone."""
+    """Return the graphs of a batch, without padding; any other item in a list."""
     from popgeo.data.pad import unpad
 
     if not is_graph_data(item) or not hasattr(item, "to_data_list"):
@@ -179,11 +178,11 @@ def _graphs_of(item: Any) -> Any:
 def _at(dataset: Any, i: int) -> Any:
     try:
         return dataset[i]
-    except Exception as error:  # the dataset's own, or its transform's
+    except Exception as error:  # of the dataset, or of its transform
         return error
 
 
 def reader_of(program: FixedProgram, names: frozenset[str] | None) -> GraphReader:
-    """What reads graphs with the attributes of these names for a program."""
+    """Return a reader of graphs, with the attributes of these names, for a program."""
     kinds = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in program.inputs.items()}
     return GraphReader(layout=program.layout, names=names, sizes=program.sizes, kinds=kinds)

@@ -1,4 +1,4 @@
-"""Reads the programs that `torch.export` wrote without torch's own reader, which evaluates texts and unpickles."""
+"""A safe reader of programs of `torch.export`; torch's own reader evaluates strings and unpickles."""
 
 import json
 import operator
@@ -18,9 +18,9 @@ from popgeo.capture.safe_operations import (
     safe_operation,
 )
 
-# What represents an argument in the file, and what it is; sizes are numbers, never expressions.
+# Types of arguments, by their keys in the file. Sizes are numbers, never expressions.
 _PLAIN = {"as_bool": bool, "as_int": int, "as_float": float, "as_string": str}
-# The numbers that the format has for them. Torch has the same tables, whose import takes a second.
+# Numbers in the format. Torch has the same tables, but importing them takes a second.
 DTYPES = {
     1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64, 6: torch.float16, 7: torch.float32,
     8: torch.float64, 9: torch.complex32, 10: torch.complex64, 11: torch.complex128, 12: torch.bool,
@@ -40,16 +40,16 @@ _STATE = {"buffer": "buffer_name", "parameter": "parameter_name", "tensor_consta
 
 
 def read_program(entries: Mapping[str, bytes], name: str, inputs: Mapping[str, Tensor]) -> fx.GraphModule:
-    """One program of a file, built from its operations, each of which is one that a file may hold.
+    """Return one program of a file, built from operations that a file may hold.
 
     Args:
-        entries: What the archive holds, by names without the first folder.
-        name: Of the program.
-        inputs: Tensors like those that the program takes, in order.
+        entries: Entries of the archive, by names without the first folder.
+        name: Name of the program.
+        inputs: Example tensors of the program's inputs, in order.
 
     Raises:
-        ValueError: it names a different operation, or holds anything but operations, numbers and tensors.
-        LookupError, TypeError, AttributeError: something is missing, or of a wrong type.
+        ValueError: the program has an operation that is not allowed, or anything but operations, numbers and tensors.
+        LookupError, TypeError, AttributeError: an entry is missing, or of a wrong type.
     """
     held = json.loads(entries[f"models/{name}.json"], object_pairs_hook=_fixed)
     if held["range_constraints"]:
@@ -79,35 +79,37 @@ def read_program(entries: Mapping[str, bytes], name: str, inputs: Mapping[str, T
 
 
 def _fixed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON without what torch's own reader would evaluate."""
+    """Return an object of JSON, or raise if it has an expression, which torch's own reader would evaluate."""
     found = dict(pairs)
     if "as_expr" in found or len(found) < len(pairs):
-        raise ValueError("a size is an expression, or stands twice, which a fixed program does not need")
+        raise ValueError("a size is an expression, or a name occurs twice, which a fixed program does not need")
     return found
 
 
 class _Sizes(fx.Interpreter):
-    """Runs a program on tensors without memory, and looks at the sizes that its kernels would trust."""
+    """An interpreter that runs a program on tensors without memory, and checks sizes that kernels do not check."""
 
     def __init__(self, module: fx.GraphModule, mode: FakeTensorMode) -> None:
         super().__init__(module)
         self._mode = mode
 
     def fetch_attr(self, target: str) -> Any:
+        """Return a weight as a tensor without memory."""
         return self._mode.from_tensor(super().fetch_attr(target))
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation after a check of its sizes."""
         if isinstance(target, torch._ops.OpOverload):
             require_fitting(target, args, kwargs)
         return super().call_function(target, args, kwargs)
 
 
 def _add(graph: fx.Graph, nodes: dict[str, fx.Node], node: Mapping[str, Any]) -> None:
-    """Adds one operation, and names what it makes."""
+    """Add one operation to the graph, and its results to the named nodes."""
     target = node["target"].removeprefix("torch.ops.")
     func = safe_operation(target)
     if needs_forward(target):
-        raise ValueError(f"{target} takes indices that nothing has checked")
+        raise ValueError(f"{target} takes indices that no operation has checked")
     given = {one["name"]: (_argument(one["arg"], nodes), one["kind"]) for one in node["inputs"]}
     declared = [one.name for one in func._schema.arguments]
     positions = [name for name in declared if name in given and given[name][1] == 1]
@@ -118,7 +120,7 @@ def _add(graph: fx.Graph, nodes: dict[str, fx.Node], node: Mapping[str, Any]) ->
     require_types(func, args, named, fx.Node)
     made = graph.call_function(func, args, named)
     outputs, makes = node["outputs"], [str(one.type) for one in func._schema.returns]
-    is_list = makes != ["Tensor"]  # torch's own word, as another one would be an index into a tensor, or a list as one
+    is_list = makes != ["Tensor"]  # by torch's schema, not by the file, which could confuse a tensor with a list
     several = outputs[0]["as_tensors"] if makes == ["List[Tensor]"] else [one.get("as_tensor") for one in outputs]
     if makes != ["List[Tensor]"] and len(several) != len(makes):
         raise ValueError(f"{target} makes {len(makes)} tensors, and the file names {len(several)}")
@@ -128,7 +130,7 @@ def _add(graph: fx.Graph, nodes: dict[str, fx.Node], node: Mapping[str, Any]) ->
 
 
 def _argument(held: Any, nodes: Mapping[str, fx.Node]) -> Any:
-    """An argument of an operation: a tensor by its name, a number, a thing of torch, or a list of them."""
+    """Return an argument of an operation: a tensor by its name, a number, an object of torch, or a list of them."""
     ((kind, value),) = held.items()
     if kind == "as_none":
         return None
@@ -153,21 +155,21 @@ def _argument(held: Any, nodes: Mapping[str, fx.Node]) -> Any:
 
 
 def _weights(entries: Mapping[str, bytes], kind: str, name: str) -> dict[str, Tensor]:
-    """The tensors of a program, which look at memory together as they did when it was written."""
+    """Return the tensors of a program. Tensors that shared memory when the file was written share it again."""
     config = json.loads(entries[f"data/{kind}/{name}_{kind}_config.json"])["config"]
     if config and entries.get("byteorder", b"little").decode() != sys.byteorder:
-        raise ValueError("its weights have the byte order of a different kind of processor")
+        raise ValueError("its weights have a different byte order than this processor")
     memory: dict[tuple[str, torch.dtype], Tensor] = {}
     found = {}
     for called, one in config.items():
         meta, path = one["tensor_meta"], one["path_name"]
         if one["use_pickle"] is not False or meta["device"]["type"] != "cpu":
-            raise ValueError(f"{called!r:.100} asks for what would be executed, or for a different device")
+            raise ValueError(f"{called!r:.100} is a pickle, which could execute code, or is for a different device")
         dtype, data = DTYPES[meta["dtype"]], entries[f"data/{kind}/{path}"]
         if (path, dtype) not in memory:
             plain = torch.empty(0, dtype=dtype)
             memory[path, dtype] = torch.frombuffer(bytearray(data), dtype=dtype) if data else plain
         size, stride = (_argument({"as_sym_ints": meta[part]}, {}) for part in ("sizes", "strides"))
-        # which raises if the weight goes beyond the entry
+        # raises if the weight goes beyond the entry
         found[called] = memory[path, dtype].as_strided(size, stride, _argument(meta["storage_offset"], {}))
     return found

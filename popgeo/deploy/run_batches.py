@@ -1,4 +1,4 @@
-"""Runs programs on flat graphs, batch after batch, and puts the results back into the order of the graphs."""
+"""The run of programs on flat graphs, batch after batch, with results in the order of the graphs."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ from popgeo.deploy.fixed_program import FixedModel, FixedProgram, Tensors, count
 from popgeo.deploy.predictions import Predictions, in_order
 from popgeo.packing import Packs, totals_of_packs
 
-_BYTES = 1 << 22  # of batches that are filled together
-_BATCHES = 64  # at most
-TRIED = 16  # graphs that are looked at alone, at most
-_CLOSE = 1e-2  # of a result, which rounding does not reach in bfloat16 either
+_BYTES = 1 << 22  # largest memory of batches that are filled together
+_BATCHES = 64  # largest number of batches that are filled together
+TRIED = 16  # largest number of graphs that are also run alone
+_CLOSE = 1e-2  # allowed difference of a result; rounding stays below it even in bfloat16
 
 
 def run_batches(
@@ -32,16 +32,16 @@ def run_batches(
     numbers: np.ndarray,
     num_graphs: int,
 ) -> Predictions:
-    """The results of all graphs, those that failed among the errors, in order.
+    """Return the results of all graphs in order, and the errors of failed graphs.
 
-    A batch that fails is run again in halves until the graphs are found that make it fail.
+    If a batch fails, it is run again in halves until the failing graphs are found.
 
     Args:
         store: The graphs.
-        batches: For each shape, the program of it, and which graphs share a batch.
-        device: Where the programs take their inputs.
-        numbers: What each graph is called. [len(store)]
-        num_graphs: How many there are, those included that are not in the store.
+        batches: For each shape, its program, and the graphs of each batch.
+        device: Device of the programs' inputs.
+        numbers: Number of each graph of the store among all graphs. [len(store)]
+        num_graphs: Number of all graphs, including graphs that are not in the store.
     """
     errors: dict[int, Exception] = {}
     came: list[np.ndarray] = []
@@ -64,12 +64,12 @@ def run_batches(
 
 
 def _rows_of_graphs(store: FlatStore, axis: Axis) -> np.ndarray:
-    """How many rows each graph has. int64 [num_graphs]"""
+    """Return the number of rows of each graph, int64 [num_graphs]."""
     return np.ones(len(store), np.int64) if axis == GRAPHS else store.counts(axis)
 
 
 class _Feed:
-    """Fills batches of one shape and runs them."""
+    """A feed that fills batches of one shape and runs them."""
 
     def __init__(self, store: FlatStore, program: FixedProgram, device: torch.device) -> None:
         self.store, self.program, self.device = store, program, device
@@ -82,7 +82,7 @@ class _Feed:
         self.at_once = max(1, min(_BATCHES, _BYTES // max(each, 1)))
 
     def run(self, packs: Packs, errors: dict[int, Exception]) -> Iterator[tuple[np.ndarray, Tensors]]:
-        """The graphs of each batch, and the rows of their results; of a batch that failed, of those that did not."""
+        """Yield the graphs of each batch and the rows of their results, and collect the errors of failed graphs."""
         memory = BatchMemory(self.layout, min(self.at_once, len(packs)))
         for start in range(0, len(packs), self.at_once):
             some = packs[start : start + self.at_once]
@@ -94,16 +94,20 @@ class _Feed:
                 try:
                     given = [tensors[place].to(self.device) for place in self.places]
                     results = self.program.run(*given)
-                    # Copied, as the next batches may be written where the results, or their inputs, lie.
+                    # Copied, because the next batches may overwrite results or inputs.
                     rows = {name: results[name][: real[axis][i]].clone() for name, axis in self.program.axes.items()}
                     for name, axis in self.program.axes.items():
                         if len(rows[name]) < real[axis][i]:
-                            raise ValueError(f"Result {name!r} has {len(rows[name])} rows, {real[axis][i]} are real.")
-                    odd = any(one.isnan().any() for name, one in rows.items() if name != "stress")  # NaN: no volume
+                            raise ValueError(
+                                f"Result {name!r} has {len(rows[name])} rows for {real[axis][i]} real ones."
+                            )
+                    odd = any(
+                        one.isnan().any() for name, one in rows.items() if name != "stress"
+                    )  # its NaN means no volume
                     if self.program.model is not None and odd:
                         with torch.no_grad():
-                            self.program.model(*given)  # which raises where what is compiled gives NaN
-                except Exception as error:  # of whatever kind: some graph is to be named
+                            self.program.model(*given)  # may raise an error that explains the NaN
+                except Exception as error:  # of any kind: find the graph that caused it
                     if len(ids) == 1:
                         errors[int(ids[0])] = error
                     else:
@@ -115,19 +119,19 @@ class _Feed:
 def warn_of_others(
     store: FlatStore, batches: Sequence[tuple[FixedProgram, Packs]], device: torch.device, left: int
 ) -> int:
-    """Warn if a graph's result differs where it is alone in a batch of other sizes; two graphs are tried.
+    """Warn if a graph's result differs when the graph is alone in a batch of other sizes.
 
-    More of them are tried if results are whole numbers, which may agree by chance. If all graphs are alone in their
-    batches, one is tried, with other padding.
+    Two graphs are tried; more if results are whole numbers, which may agree by chance. If all graphs are alone in their
+    batches, one is tried with different padding.
 
     Args:
         store: The graphs.
-        batches: For each shape, the program of it, and which graphs share a batch.
-        device: Where the programs take their inputs.
-        left: How many graphs are to be tried at most, `TRIED` at first.
+        batches: For each shape, its program, and the graphs of each batch.
+        device: Device of the programs' inputs.
+        left: Largest number of graphs to try, `TRIED` at first.
 
     Returns:
-        How many more graphs are to be tried in batches to come.
+        Number of graphs to try in later batches.
     """
     some = [(program, ids) for program, packs in batches for ids in packs if len(ids) > 1]
     if left == TRIED:
@@ -140,8 +144,8 @@ def warn_of_others(
                 apart = (beside.double() - alone.double()).abs()[differs].max()
                 warnings.warn(
                     f"A graph's result depends on those that share its batch, or on padding: {name} differs by up to "
-                    f"{apart:.2g} where the graph is alone. The model looks at all nodes of a batch at once, or is "
-                    "random: pass batch= and the number of graphs to its norms and poolings. popgeo.testing tells "
+                    f"{apart:.2g} when the graph is alone. The model mixes the nodes of different graphs, or is "
+                    "random: pass batch= and the number of graphs to its norms and poolings. popgeo.testing shows "
                     "which claim fails.",
                     stacklevel=5,
                 )
@@ -154,10 +158,10 @@ def warn_of_others(
 def _alone_and_beside(
     store: FlatStore, program: FixedProgram, ids: np.ndarray, device: torch.device
 ) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Yield for one graph after the other its results where it is alone, and those of its batch; none if it fails."""
-    # The largest ones, which have rows of all kinds, are the first and the last of the batch.
+    """Yield, for each graph of a batch, its results when it is alone, and its results in the batch."""
+    # The two largest graphs, which have rows of all kinds, become the first and the last of the batch.
     ids = np.roll(ids[np.argsort(-store.sizes[ids].sum(1), kind="stable")], -1)
-    # A graph that fails leaves the others in several parts.
+    # If a graph fails, the others run in several parts.
     parts = [*_Feed(store, program, device).run(Packs.from_lists([ids]), {})]
     for ids, of_batch in sorted(parts, key=lambda part: -len(part[0]))[:1]:
         ends = {name: np.cumsum(_rows_of_graphs(store, axis)[ids]) for name, axis in program.axes.items()}
@@ -174,7 +178,7 @@ def _alone_and_beside(
 
 
 def _differs(alone: Tensor, beside: Tensor) -> Tensor:
-    """Return the entries that differ by more than rounding; NaN is like NaN, and whole numbers are not rounded."""
+    """Return a mask of entries that differ by more than rounding. NaN equals NaN; whole numbers must be equal."""
     same = (alone == beside) | (alone.isnan() & beside.isnan())
     if not alone.is_floating_point():
         return ~same
@@ -184,16 +188,16 @@ def _differs(alone: Tensor, beside: Tensor) -> Tensor:
 
 
 def _is_whole(result: Tensor) -> bool:
-    """Return whether a result has nothing but whole numbers, such as classes, and NaN."""
+    """Return whether a result has only whole numbers, such as classes, and NaN."""
     return not result.is_floating_point() or bool((result.isnan() | (result == result.round())).all())
 
 
 def _for_one(program: FixedProgram, store: FlatStore) -> FixedProgram:
-    """The model for one graph with as little padding as can be, not compiled; of a file the program itself."""
+    """Return the uncompiled model for one graph with the least padding; a program of a file is returned unchanged."""
     if program.model is None:
         return program
     slots = store.sizes[0] + [axis.level is Level.NODE for axis in store.size_axes]
-    slots *= 1 + (slots == [program.sizes.slots(axis) for axis in store.size_axes])  # other sizes, at any rate
+    slots *= 1 + (slots == [program.sizes.slots(axis) for axis in store.size_axes])  # always other sizes
     small = FixedSizeOptions.from_sizes(store, slots, 2)
     num_graphs = 3 if program.sizes.num_graphs == 2 else 2
     sizes = replace(program.sizes, num_nodes=small.num_nodes, num_edges=small.num_edges, num_graphs=num_graphs)
@@ -204,7 +208,7 @@ def _for_one(program: FixedProgram, store: FlatStore) -> FixedProgram:
 
 
 def slots_used(store: FlatStore, shapes: Sequence[FixedSizeOptions], packs: Sequence[Packs]) -> dict[str, np.ndarray]:
-    """For nodes, edges (of each type) and graphs: how many are real, and how many slots their batches have. [2]"""
+    """Return numbers of real nodes, edges and graphs, and of slots in their batches, by type, [2]."""
     axes = *store.size_axes, GRAPHS
     real = *store.sizes.sum(0).tolist(), len(store)
     slots = [sum(len(of) * shape.rows(axis, store) for shape, of in zip(shapes, packs, strict=True)) for axis in axes]

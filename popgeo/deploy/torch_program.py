@@ -1,4 +1,4 @@
-"""Programs as files of torch: saved by `torch.export` or made by its compiler, with notes next to them."""
+"""Programs as files of torch, saved by `torch.export` or compiled by torch, with notes."""
 
 import io
 import tempfile
@@ -18,15 +18,15 @@ _NOTES = "extra/popgeo.json"
 
 Modules = Sequence[fx.GraphModule]
 Examples = Sequence[Tensors]
-OpenDataset = Sequence[Callable[..., Sequence[Tensor]]]
+Functions = Sequence[Callable[..., Sequence[Tensor]]]
 
 
 def write_torch(modules: Modules, examples: Examples, notes: str) -> bytes:
-    """A file of programs that `torch.export.load` reads; the first is the one that it returns.
+    """Return a file of programs. `torch.export.load` reads it and returns the first program.
 
     Args:
-        modules: Take tensors in order, and return several.
-        examples: Tensors like the inputs of each, in order.
+        modules: The programs. Each takes tensors in order and returns several.
+        examples: Example tensors of the inputs of each program, in order.
         notes: Inputs, results and sizes of the programs, as JSON.
 
     Returns:
@@ -37,10 +37,12 @@ def write_torch(modules: Modules, examples: Examples, notes: str) -> bytes:
 
 
 def write_compiled(modules: Modules, examples: Examples, notes: str) -> bytes:
-    """The same, as torch's compiler makes them: machine code for this kind of processor, weights included.
+    """Return a file of compiled programs: machine code for this kind of processor, with weights.
+
+    The arguments are those of `write_torch`.
 
     Raises:
-        ValueError: there is no C++ compiler.
+        ValueError: a C++ compiler is missing.
     """
     from torch._inductor import aot_compile
 
@@ -58,10 +60,10 @@ def write_compiled(modules: Modules, examples: Examples, notes: str) -> bytes:
 
 
 def parts_of_archive(data: bytes) -> dict[str, bytes]:
-    """The parts of a file by their names without the first folder.
+    """Return the parts of a file by their names without the first folder.
 
     Raises:
-        ValueError: the archive is not one that `write_torch` or `write_compiled` made.
+        ValueError: neither `write_torch` nor `write_compiled` made the archive.
     """
     entries = entries_of(data)
     if len({entry.partition("/")[0] for entry in entries}) != 1:
@@ -70,26 +72,26 @@ def parts_of_archive(data: bytes) -> dict[str, bytes]:
 
 
 def read_notes_of_archive(data: bytes) -> str:
-    """The notes next to the programs of a file; empty if the file has no notes."""
+    """Return the notes of a file, or an empty text."""
     return parts_of_archive(data).get(_NOTES, b"").decode()
 
 
-def open_torch(data: bytes, inputs: Examples) -> OpenDataset:
-    """The programs of a file that `write_torch` made; nothing in it is executed.
+def open_torch(data: bytes, inputs: Examples) -> Functions:
+    """Return the programs of a file that `write_torch` made. No code in the file is executed.
 
     Args:
         data: The file.
-        inputs: For each program, tensors like those that it takes.
+        inputs: Example tensors of the inputs of each program.
 
     Raises:
-        ValueError: it holds what could be executed, or an operation that no file may hold.
+        ValueError: the file holds executable code, or an operation that is not allowed.
     """
     parts = parts_of_archive(data)
     return [read_program(parts, _name(i), given) for i, given in enumerate(inputs)]
 
 
-def open_compiled(data: bytes, inputs: Examples) -> OpenDataset:
-    """The programs of a file that `write_compiled` made, which are machine code."""
+def open_compiled(data: bytes, inputs: Examples) -> Functions:
+    """Return the programs of a file that `write_compiled` made, which are machine code."""
     from torch._inductor.package.package import load_package
 
     with tempfile.TemporaryDirectory() as folder:
@@ -102,13 +104,13 @@ def _exported(module: fx.GraphModule, given: Tensors) -> torch.export.ExportedPr
     with torch.no_grad():
         program = torch.export.export(module, tuple(given.values()), strict=True)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # names the folders of whoever exports
+        node.meta.pop("stack_trace", None)  # names folders of the user who exports
     return program
 
 
 def _packaged(notes: str, **parts: Any) -> bytes:
-    """An archive of torch with these parts, and with notes, which `torch.export.load` finds as an extra file."""
-    from torch.export.pt2_archive._package import package_pt2  # a second to import, and needed by few
+    """Return an archive of torch with these parts, and with the notes as an extra file."""
+    from torch.export.pt2_archive._package import package_pt2  # importing it takes a second
 
     file = io.BytesIO()
     package_pt2(file, **parts)
@@ -118,5 +120,5 @@ def _packaged(notes: str, **parts: Any) -> bytes:
 
 
 def _name(i: int) -> str:
-    """What torch calls the first program of a file, and we the others."""
+    """Return the name of a program in a file; torch decides the name of the first."""
     return f"model_{i}" if i else "model"

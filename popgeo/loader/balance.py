@@ -1,4 +1,4 @@
-"""Steps that are equally long on all ranks: which batches are worked on at the same time."""
+"""Steps that are equally long on all ranks: the batches of one step cost nearly the same."""
 
 import heapq
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ import torch
 from popgeo.loader.shard import in_whole_steps
 from popgeo.packing import Budget, Packs
 
-_UNEQUAL = 0.01  # how far the slowest rank may be above the mean before batches are put together again
+_UNEQUAL = 0.01  # allowed excess of the slowest rank over the mean, before batches are regrouped
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GraphWork:
-    """What graphs cost, and what a batch may hold of them.
+    """The costs and sizes of graphs, and the limits of a batch.
 
     Args:
-        costs: What each graph costs, in whatever unit. [num_graphs]
+        costs: Cost of each graph, in any unit. [num_graphs]
         sizes: Sizes of each graph. [num_graphs, num_dimensions]
-        budget: What a batch may hold.
+        budget: Limits of a batch.
     """
 
     costs: np.ndarray
@@ -27,13 +27,13 @@ class GraphWork:
     budget: Budget
 
     def of_packs(self, packs: Packs) -> np.ndarray:
-        """What the graphs of each pack cost together. float64 [num_packs]"""
+        """Return the cost of each pack, float64 [num_packs]."""
         running = np.zeros(len(packs.indices) + 1)
         np.cumsum(self.costs.take(packs.indices), out=running[1:])
         return running[packs.ptr[1:]] - running[packs.ptr[:-1]]
 
     def slowest(self, packs: Packs, together: int) -> np.ndarray:
-        """How far the most expensive pack of each step is above the mean of the step, as a share of it. [num_steps]"""
+        """Return the excess of the most expensive pack over the mean of its step, as a share of it, [num_steps]."""
         costs = self.of_packs(packs).reshape(-1, together)
         mean = costs.mean(axis=1)
         return np.divide(costs.max(axis=1), mean, out=np.ones_like(mean), where=mean > 0) - 1
@@ -42,20 +42,21 @@ class GraphWork:
 def balanced(
     packs: Packs, work: GraphWork, together: int, generator: torch.Generator, drop_last: bool = False
 ) -> Packs:
-    """Packs in steps whose packs cost nearly the same, whoever has which.
+    """Order packs so that the packs of each step cost nearly the same.
 
-    They are ordered by what they cost and cut into steps; steps, and the packs of each, then come in a random order.
-    What is too much for whole steps, with the cheapest of the rest, is dealt out again in equal parts.
+    Packs are sorted by cost and cut into steps. Steps, and the packs of each step, then come in a random order. Packs
+    that are too many for whole steps are pooled with the cheapest others, and their graphs are regrouped at equal cost.
 
     Args:
         packs: Packs within the budget.
-        work: What graphs cost.
-        together: Packs of one step, all ranks together.
+        work: Costs of graphs.
+        together: Packs of one step, for all ranks.
         generator: Source of the order.
-        drop_last: Drops the packs that are too many for whole steps.
+        drop_last: Whether packs that are too many for whole steps are dropped.
 
     Example:
-        >>> work = Work(costs=np.array([5, 1, 5, 1]), sizes=np.ones((4, 1)), budget=Budget(sizes=(2,), num_graphs=2))
+        >>> budget = Budget(sizes=(2,), num_graphs=2)
+        >>> work = GraphWork(costs=np.array([5, 1, 5, 1]), sizes=np.ones((4, 1)), budget=budget)
         >>> packs = Packs.from_lists([[0], [1], [2], [3]])
         >>> balanced(packs, work, 2, torch.Generator().manual_seed(0)).indices.reshape(2, 2) % 2
         array([[1, 1],
@@ -71,7 +72,7 @@ def balanced(
 
 
 def _with_an_equal_beginning(packs: Packs, work: GraphWork, together: int, too_many: int) -> Packs:
-    """Whole steps of packs in rising order of cost, the first ones dealt out again if they are unequal."""
+    """Return whole steps of packs in rising order of cost; the first packs are regrouped if they are unequal."""
     pooled = min(len(packs), too_many + together)
     if not too_many and (not len(packs) or work.slowest(packs[:pooled], together).max() < _UNEQUAL):
         return packs
@@ -88,9 +89,10 @@ def _with_an_equal_beginning(packs: Packs, work: GraphWork, together: int, too_m
 
 
 def _dealt_out(ids: np.ndarray, work: GraphWork, number: int) -> Packs | None:
-    """Packs of nearly equal cost: each graph, the most expensive first, goes to the cheapest pack that has room.
+    """Group graphs into packs of nearly equal cost; None if a graph finds no room or a pack no graph.
 
-    None where a graph finds no room or a pack no graph. (Graham 1969, doi 10.1137/0117039, without the budget.)
+    The most expensive graph comes first, and each goes to the cheapest pack with room. (Graham 1969,
+    doi 10.1137/0117039, there without the budget.)
     """
     ids = ids[np.argsort(-work.costs.take(ids), kind="stable")]
     if len(ids) < number:

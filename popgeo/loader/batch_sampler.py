@@ -1,7 +1,6 @@
-"""A batch sampler for any loader: sizes of graphs in, the indices of each batch out.
+"""A batch sampler for any `DataLoader`: sizes of graphs in, the indices of each batch out.
 
-It is the epoch of `sampler.py` alone, without a loader around it: for users who keep their loader, a dataset and a
-collate function, and needs to know only which graphs go together.
+It is for users who keep their own loader and collate function and need only the indices of each batch.
 """
 
 import sys
@@ -10,50 +9,50 @@ from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
+from typing_extensions import Unpack
 
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.did_you_mean import names_arguments
 from popgeo.loader.balance import GraphWork
-from popgeo.loader.epoch_choices import EpochChoices
+from popgeo.loader.epoch_choices import EpochChoices, ShardArguments
 from popgeo.loader.given_sizes import Sizes, SizesPacker, columns_of, side_by_side
 from popgeo.loader.run import EpochPlan, EpochProgress, Run
 from popgeo.loader.sampler import EpochSampler
 from popgeo.loader.shard import Shard
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, member, strategy_of
-from popgeo.loader.trainers import AskedForAgain, MostGraphs
+from popgeo.plain_surroundings import plain_surroundings
 
 
 @names_arguments
-class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedForAgain):
-    """Says which graphs go together, so that every batch stays within a budget of nodes and one of edges, and fills it.
+class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]]):
+    """A batch sampler that keeps every batch within a budget of nodes and a budget of edges, and nearly fills both.
 
-    It is a `batch_sampler` for the `DataLoader` of torch and of PyG, and for trainers: Lightning, accelerate,
-    torchdata's `StatefulDataLoader`, and whatever takes one by name. Each pass over it is an epoch with an order of its
-    own; all ranks get equally many batches; every graph of the epoch comes exactly once.
+    It is a `batch_sampler` for the `DataLoader` of torch and of PyG, for torchdata's `StatefulDataLoader`, accelerate
+    and Lightning. Each pass over it is an epoch with a new order. All ranks get equally many batches, and every graph
+    of the epoch comes exactly once. With several processes Lightning needs `Trainer(use_distributed_sampler=False)`,
+    because the sampler already gives each process its own batches.
 
     Args:
-        num_nodes: Nodes (atoms) of each graph; or a dataset, whose graphs are measured. None to leave them out.
-        num_edges: Edges of each graph; None to leave them out.
-        fixed_size_options: What a batch holds, padding included, as a loader of such batches would have it: the graphs
-            of a batch use at most `num_nodes - 1` nodes, `num_edges` edges, and are `num_graphs - 1` at most.
-        fixed_size_strategy: How graphs are put together: `"Window"` (full and random), `"StreamPack"` (in order),
-            `"Optimal"` (few graphs a batch), or a function with the signature of those in `popgeo.packing`.
-        over_size_strategy: What happens to a graph above the budget: `"Error"`, `"Skip"` (counted in `num_skipped`), or
-            `"Alone"`, a batch for itself.
-        budgets: Any further ones, by name: sizes of each graph, and their limit in a batch.
-        cost: What a graph costs in time: `"nodes"`, `"edges"` or the name of a budget, numbers [num_graphs], or a
+        num_nodes: Nodes (atoms) of each graph; or a dataset, which is then measured. Default: nodes have no budget.
+        num_edges: Edges of each graph. Default: edges have no budget.
+        fixed_size_options: Sizes of a batch, padding included: the graphs of a batch use at most `num_nodes - 1` nodes
+            and `num_edges` edges, and their number is at most `num_graphs - 1`.
+        fixed_size_strategy: How graphs are grouped: `"Window"` (full and random), `"StreamPack"` (in order),
+            `"Optimal"` (few graphs per batch), or any function `(sizes, budget, *, generator) -> Packs`.
+        over_size_strategy: Treatment of a graph above the budget: `"Error"`, `"Skip"` (counted in `num_skipped`), or
+            `"Alone"` (a batch that holds only this graph).
+        budgets: Further budgets by name: sizes of each graph, and their limit in a batch.
+        cost: Time that each graph costs: `"nodes"`, `"edges"` or the name of a budget, numbers [num_graphs], or a
             function of the table of sizes, int64 [num_graphs, num_dimensions]. Batches that ranks work on at the same
-            time then cost nearly the same. None leaves the order as it is drawn.
-        shuffle: Whether each epoch has an order of its own, given by `seed` and the number of the epoch.
-        seed: With the number of the epoch it decides every order. None draws it from torch's generator when the first
-            epoch begins; processes of a group agree on the first one's.
-        rank: Which shard of the batches to give; by default that of this process in `torch.distributed`.
-        world_size: Number of shards.
-        drop_last: Drops the batches that are too many for equal shards; otherwise some are split in two.
-        dataset: What to measure, if it is given by this name, as fairchem and metatrain do; atoms are then counted
-            by `get_metadata("natoms", ...)` or `get_all_atom_counts()`, if there is such a method.
-        num_replicas: Another name of `world_size`.
+            time then cost nearly the same. Default: batches keep the order that was drawn.
+        shuffle: Whether each epoch has a random order, given by `seed` and the number of the epoch.
+        seed: Number that decides every order, together with the number of the epoch; see `EpochChoices`.
+        dataset: Dataset to measure; fairchem and metatrain pass it by this name. Its atoms are counted by
+            `get_metadata("natoms", ...)` or `get_all_atom_counts()`, if it has such a method.
+        num_replicas: Second name of `world_size`.
+        kwargs: `rank` and `world_size`, see `EpochChoices`; and `drop_last`, which drops the batches that are too many
+            for equal shards. Default: some batches are split in two.
 
     Raises:
         ValueError: sizes are negative, not whole or of different lengths; a graph is above the budget; there are more
@@ -70,6 +69,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
 
     packer: SizesPacker
 
+    @plain_surroundings()
     def __init__(
         self,
         num_nodes: Sizes = None,
@@ -82,11 +82,9 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
         cost: Sizes | str | Callable[[np.ndarray], np.ndarray] | None = None,
         shuffle: bool = True,
         seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        drop_last: bool = False,
         dataset: Any = None,
         num_replicas: int | None = None,
+        **kwargs: Unpack[ShardArguments],
     ) -> None:
         columns = columns_of(num_nodes, num_edges, dataset, fixed_size_options, budgets or {})
         packer = SizesPacker(
@@ -97,45 +95,38 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
             strategy=strategy_of(fixed_size_strategy),
             over_size_strategy=member(OverSizeStrategy, over_size_strategy),
         )
-        if None not in (world_size, num_replicas) and world_size != num_replicas:
-            raise ValueError(f"world_size is {world_size}, num_replicas {num_replicas}; they mean the same: pass one.")
-        world_size = num_replicas if world_size is None else world_size
-        choices = EpochChoices(shuffle=shuffle, seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
-        choices = choices.seeded_if(draws=False)
+        if num_replicas is not None and kwargs.setdefault("world_size", num_replicas) != num_replicas:
+            raise ValueError(
+                f"world_size is {kwargs['world_size']}, num_replicas {num_replicas}; they mean the same: pass one."
+            )
+        choices = EpochChoices(shuffle=shuffle, seed=seed, **kwargs).seeded_if(draws=False)
         work = None if cost is None else GraphWork(costs=_costs(cost, packer), sizes=packer.sizes, budget=packer.budget)
         super().__init__(packer, choices, work=work)
         self._is_dealt_out = False
 
     @property
     def shard(self) -> Shard:
-        """What this process takes; everything where accelerate deals the batches out."""
+        """Shard of this process; all batches if accelerate deals them out."""
         if self._is_dealt_out:
             return Shard(group=sys.modules["accelerate"].state.PartialState().num_processes)
         return super().shard
 
     @property
-    def batch_size(self) -> "MostGraphs | None":
-        """The most graphs of a batch; None in a process with an `Accelerator`, to which None means that batches differ.
+    def batch_size(self) -> int | None:
+        """Largest number of graphs in a batch; None in a process with an `Accelerator`: batches differ in size.
 
-        Accelerate asks when it is about to deal the batches of one process out to all of them. They are then given to
-        it whole, in an order that it deals as they would have been shared out here.
+        accelerate's `BatchSamplerShard` reads it before it deals the batches of one process out to all processes. The
+        sampler then gives all batches, in an order in which each process gets the same batches as without accelerate.
         """
         accelerate = sys.modules.get("accelerate.state")
         if accelerate is not None and accelerate.is_initialized():
             self._is_dealt_out = True
             return None
-        most = MostGraphs(self.packer.num_graphs or self.packer.num_items)
-        most.sampler = self
-        return most
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether batches that are too many for equal shards are dropped."""
-        return self.choices.drop_last and not self._is_dealt_out
+        return self.packer.num_graphs or self.packer.num_items
 
     @property
     def num_skipped(self) -> int:
-        """Graphs that `OverSizeStrategy.Skip` leaves out."""
+        """Number of graphs that `OverSizeStrategy.Skip` leaves out."""
         return len(self.plan().whole.skipped)
 
     def __len__(self) -> int:
@@ -161,17 +152,17 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
         return plan
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch of the next pass, as trainers do; without it passes count from 0.
+        """Choose the epoch of the next pass, as trainers do. Without this call passes are counted from 0.
 
-        A trainer that counts from 0 again after a state was loaded is followed from the epoch of that state on.
+        If a trainer counts from 0 again after a state was loaded, the epoch of that state is added to its number.
         """
         self.follow(epoch)
 
     def set_epoch_and_start_iteration(self, epoch: int, start_iter: int) -> None:
-        """Chooses the epoch and how many of its batches are left out, as fairchem does to resume.
+        """Choose the epoch and the number of its batches to leave out, as fairchem does to resume.
 
         Raises:
-            ValueError: batches are left out, and no seed says which.
+            ValueError: batches are left out, and the seed that decides them is unknown.
         """
         if start_iter and self.seed is None:
             raise ValueError(
@@ -182,16 +173,16 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
         self._run = Run(epoch, (EpochProgress(part.world_size, part.group, start_iter),) if start_iter else ())
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
-        """Where the pass stands, for `load_state_dict`, also of a run with another number of ranks.
+        """Return the position of the pass, for `load_state_dict`. The number of ranks may differ there.
 
         Args:
-            num_batches: How many batches of the pass have been used. None means all that were drawn: workers of a
-                `DataLoader` draw ahead of what is used, so pass the number, or use a `StatefulDataLoader`.
+            num_batches: Number of batches of the pass that have been used. Default: all that were drawn. Workers of a
+                `DataLoader` draw ahead, so pass the number, or use a `StatefulDataLoader`.
         """
         return super().state_dict(num_batches)
 
     def describe(self) -> str:
-        """How full the batches of the coming epoch are, and how evenly the ranks share the work of each step."""
+        """Describe how full the batches of the coming epoch are, and how evenly ranks share the work of each step."""
         plan, packer = self.plan(), self.packer
         full = packer.full(plan.left)
         lines = [f"{plan.left.num_graphs:,} graphs -> {len(plan.left):,} batches, {len(plan.packs):,} a rank"]
@@ -221,7 +212,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]], metaclass=AskedFor
 
 
 def _costs(cost: Any, packer: SizesPacker) -> np.ndarray:
-    """What each graph costs. float64 [num_graphs]"""
+    """Return the cost of each graph, float64 [num_graphs]."""
     if isinstance(cost, str):
         if cost not in packer.names:
             raise ValueError(f"cost is {cost!r}; pass one of {list(packer.names)}, numbers, or a function.")

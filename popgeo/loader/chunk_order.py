@@ -1,6 +1,6 @@
 """A random order that reads a disk in stretches: chunks are shuffled, and graphs within a window of chunks.
 
-While batches are made from what is there, the system is asked for the graphs of coming ones, stretch by stretch.
+While batches are made, the operating system already reads the graphs of coming batches.
 """
 
 import os
@@ -18,26 +18,26 @@ from popgeo.data.store.save_columns import bytes_of_graphs
 from popgeo.packing import Packs
 
 SHUFFLE_BYTES = 1 << 28
-"""Bytes of graphs among which a store on disk is shuffled, by default."""
+"""Default number of bytes of graphs among which a store on disk is shuffled."""
 _CHUNKS_OF_A_WINDOW = 64
 _BYTES_AT_ONCE = 1 << 20
-"""Of one request to read ahead; the system may cut it to what the disk takes at once."""
+"""Bytes of one request to read ahead; the system may shorten it to the limit of the disk."""
 _GRAPHS_AT_ONCE, _MOST_PENDING = 1024, 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkOrder:
-    """How a store on disk is shuffled.
+    """A random order of a store on disk.
 
-    Its graphs are cut, as they lie, into chunks. Each epoch draws an order of the chunks, takes `window` graphs' worth
-    of them at a time, and draws an order of the graphs of these. So every graph comes once an epoch, at a place that is
-    uniformly random but for the chunk that it shares with its neighbors on disk: two graphs of one chunk always come
-    within one window of each other, where in a plain shuffle they would with a chance of `window / num_graphs`. In a
-    batch two given graphs of one window meet as in a plain shuffle of that window.
+    The graphs are cut into chunks in their order on disk. Each epoch draws an order of the chunks. It then takes chunks
+    with `window` graphs at a time and draws an order of these graphs. Every graph comes once per epoch, at a uniformly
+    random place, with one exception: two graphs of the same chunk always come within one window of each other. In a
+    plain shuffle they would with a chance of `window / num_graphs`. Two graphs of one window share a batch with the
+    same chance as in a plain shuffle of that window.
 
     Args:
-        chunk: Graphs that lie next to each other and stay in one window.
-        window: Graphs that are shuffled with each other, from many chunks.
+        chunk: Number of graphs that lie next to each other and stay in one window.
+        window: Number of graphs, from many chunks, that are shuffled with each other.
     """
 
     chunk: int
@@ -45,7 +45,7 @@ class ChunkOrder:
 
     @classmethod
     def of(cls, store: FlatStore, shuffle_bytes: int) -> "ChunkOrder | None":
-        """How to shuffle a store; None if it lies in memory, or where all of it is one window."""
+        """Return the order for a store; None if it lies in memory, or if all of it is one window."""
         if all(file_of(attribute.values) is None for attribute in store.attributes):
             return None
         num_bytes = max(1.0, float(bytes_of_graphs(store).mean())) if len(store) else 1.0
@@ -53,10 +53,10 @@ class ChunkOrder:
         return cls(chunk=window // _CHUNKS_OF_A_WINDOW, window=window) if window < len(store) else None
 
     def draw(self, places: np.ndarray, generator: torch.Generator) -> np.ndarray:
-        """Positions in a random order.
+        """Return positions in a random order.
 
         Args:
-            places: Where on disk the graph at each position lies. int64 [num_graphs]
+            places: Place on disk of the graph at each position. int64 [num_graphs]
             generator: Source of randomness.
 
         Returns:
@@ -78,15 +78,15 @@ class ChunkOrder:
 
 
 class ByteRanges:
-    """Where the graphs of a store on disk lie.
+    """The places of the graphs of a store in its files.
 
     Args:
-        columns: A flat store; arrays that lie in memory are left out.
+        columns: A flat store; arrays in memory are left out.
     """
 
     def __init__(self, columns: FlatStore) -> None:
         self.runs: list[tuple[Path, int, int, np.ndarray]] = []
-        """Of each stretch of a file the byte at which graph 0 starts, the bytes of a row, and the row pointer."""
+        """For each stretch of a file: the file, the first byte of graph 0, the bytes of a row, and the row pointer."""
         for attribute in columns.attributes:
             file = file_of(attribute.values)
             if file is None:
@@ -98,17 +98,17 @@ class ByteRanges:
                 self.runs.append((file.path, outer * shape[dim] * row_bytes, row_bytes, pointer))
 
     def of(self, first: int, stop: int) -> list[tuple[Path, int, int]]:
-        """File, first byte and end of each stretch that holds stored graphs `first` to `stop - 1`."""
+        """Return file, first byte and end of each stretch that holds the stored graphs `first` to `stop - 1`."""
         spans = ((path, start + row_bytes * pointer[[first, stop]]) for path, start, row_bytes, pointer in self.runs)
         return [(path, int(begin), int(end)) for path, (begin, end) in spans if end > begin]
 
 
 class ReadAhead:
-    """Reads a store on disk ahead of its use, one window of `ChunkOrder` before the batches.
+    """A reader of a store on disk that is one window of `ChunkOrder` ahead of the batches.
 
     Args:
-        store: A store on disk.
-        order: How it is shuffled.
+        store: The store.
+        order: Its random order.
     """
 
     def __init__(self, store: FlatStore, order: ChunkOrder) -> None:
@@ -119,13 +119,13 @@ class ReadAhead:
         self._known: dict[int, int] = {}
 
     def expect(self, packs: Packs, start: int) -> None:
-        """Says that the batches from number `start` on come next."""
+        """Request the graphs of the batches from number `start` on."""
         if packs is not self._packs:
             self._packs, self._asked, self._known = packs, 0, {}
         if self._process != os.getpid():  # a forked child has no thread of its parent
             self._thread, self._process = ThreadPoolExecutor(1, "popgeo-read-ahead"), os.getpid()
         position, at_once = int(packs.ptr[start]), max(1, min(_GRAPHS_AT_ONCE, self.order.window // 8))
-        # More chunks than packing can have pending: the order knows no chunks, and would ask for everything.
+        # More new chunks than packing can have pending: another order decides, which would request everything.
         most_chunks = 2 * max(self.order.window, _MOST_PENDING) // self.order.chunk
         while self._asked < min(position + self.order.window, packs.num_graphs):
             ids = packs.indices[self._asked : self._asked + at_once]

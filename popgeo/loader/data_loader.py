@@ -1,4 +1,4 @@
-"""The loader: an iterable of PyG batches that all have the same shapes."""
+"""The loader of many graphs: an iterable of PyG batches of one shape."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from torch_geometric.data.data import BaseData
+from typing_extensions import Unpack
 
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.collate import FixedSizeCollater, require_sizes
@@ -13,10 +14,9 @@ from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.open_dataset import OpenDataset
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.did_you_mean import require_kinds
 from popgeo.loader.chunk_order import SHUFFLE_BYTES, ChunkOrder
-from popgeo.loader.epoch_choices import EpochChoices, chosen
-from popgeo.loader.epoch_loader import EpochLoader
+from popgeo.loader.epoch_choices import EpochChoices, LoaderArguments, choices_from
+from popgeo.loader.epoch_loader import EpochLoader, loader_class
 from popgeo.loader.pack_graphs import GraphPacker
 from popgeo.loader.source import BatchSource, FetchingSource, FlatSource, opened_for
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, member, strategy_of
@@ -24,46 +24,41 @@ from popgeo.loader.tensor_versions import TensorVersions
 from popgeo.packing import totals_of_packs
 
 
+@loader_class
 class FixedSizeDataLoader(EpochLoader):
-    """Loads graphs in batches whose shapes never change.
+    """A loader of graphs in batches with constant shapes.
 
-    Every batch is a PyG `Batch` with `num_nodes` nodes, `num_edges` edges and `num_graphs` graphs. Real ones come
-    first; `nodes_mask`, `edges_mask` and `graphs_mask` are True for them.
+    Every batch is a PyG `Batch` with `num_nodes` nodes, `num_edges` edges and `num_graphs` graphs. Real nodes, edges
+    and graphs come first; `nodes_mask`, `edges_mask` and `graphs_mask` are True for them.
 
     Args:
         dataset: An `InMemoryDataset` (also indexed, shuffled or split), a list of `Data` or `HeteroData`, a `Subset`
-            or `ConcatDataset` of those, or a `FlatStore`; any other dataset of graphs works too, but more slowly: where
-            batches depend on the sizes of graphs, it is read once for them. The others are read when the loader
-            is made: later assignments to their graphs do not reach the batches.
+            or `ConcatDataset` of them, or a `FlatStore`. These are read when the loader is made: later assignments to
+            their graphs do not reach the batches. Any other dataset of graphs works too, but more slowly: it is read
+            once more if batches depend on the sizes of its graphs.
         batch_size: Graphs of a batch, the padding graph included, as in PopTorch Geometric: with `PadToMax` a batch has
             `batch_size - 1` real graphs. It must equal `fixed_size_options.num_graphs`.
-        shuffle: Whether each epoch has an order of its own, given by `seed` and the number of the epoch.
-        fixed_size_options: Sizes of a batch; None means `FixedSizeOptions.from_dataset(dataset, batch_size)`.
-        fixed_size_strategy: How graphs are put together into batches: a `FixedSizeStrategy`, or a function with the
-            signature of those in `popgeo.packing`.
-        over_size_strategy: What happens to graphs that do not fit.
+        shuffle: Whether each epoch has a random order, given by `seed` and the number of the epoch.
+        fixed_size_options: Sizes of a batch. Default: `FixedSizeOptions.from_dataset(dataset, batch_size)`.
+        fixed_size_strategy: How graphs are grouped into batches: a `FixedSizeStrategy`, or any function
+            `(sizes, budget, *, generator) -> Packs` such as those in `popgeo.packing`.
+        over_size_strategy: Treatment of graphs that do not fit.
         add_pad_masks: Whether batches carry masks.
         follow_batch: Attributes to add an assignment vector for.
         exclude_keys: Attributes to leave out.
-        options: How many batches one item holds, concatenated on dimension 0 as PopTorch does: a number, or an object
-            with `device_iterations`, `replication_factor` and `gradient_accumulation` (such as `popgeo.ipu.Options`),
-            whose replicas are shared by the ranks.
-        num_nodes: Short for `fixed_size_options`, with `num_edges` and `batch_size`.
-        num_edges: See `num_nodes`.
-        seed: With the number of the epoch it decides every order. None draws it from torch's generator when the first
-            epoch begins, so that it follows `torch.manual_seed`; processes of a group agree on the first one's.
-        protect: A boolean node attribute, True for nodes that trimming must keep.
-        shuffle_bytes: Bytes of graphs among which a store on disk is shuffled, so that it is read in stretches; a store
-            that is not larger is shuffled as a whole. See `popgeo.loader.chunk_order`.
-        progress_bar: Whether to show a bar where a first pass over the dataset lasts longer than a second; None means
-            at a terminal and in notebooks.
-        kwargs: By their names, what `LayoutChoices` has: `levels`, `index_dtype`, `sort_edges`, `spread_padding_edges`;
-            what `EpochChoices` has: `rank`, `world_size`, `drop_last`, `sampler`, `batch_sampler`, `num_buffers`,
-            `background`, `device`, `batches_ahead`, `feature_dtype`, `output`; and what torch's `DataLoader` takes:
-            `num_workers`, `pin_memory` and others.
+        options: Number of batches in one item, or an object that has it; see `EpochChoices`.
+        num_nodes: Nodes of a batch, in place of `fixed_size_options`; with `num_edges` and `batch_size`.
+        num_edges: Edges of a batch, with `num_nodes`.
+        seed: Number that decides every order, together with the number of the epoch; see `EpochChoices`.
+        protect: Name of a boolean node attribute, True for nodes that trimming must keep.
+        shuffle_bytes: Bytes of graphs among which a store on disk is shuffled, so that it is read in stretches. A
+            smaller store is shuffled as a whole. See `popgeo.loader.chunk_order`.
+        progress_bar: Whether to show a bar if a first pass over the dataset lasts longer than a second. Default: at a
+            terminal and in notebooks.
+        kwargs: Further arguments; `EpochChoices` and `LayoutChoices` explain those that are not torch's.
 
     Raises:
-        ValueError: a graph does not fit (unless `over_size_strategy` says what to do), or arguments contradict.
+        ValueError: a graph does not fit and `over_size_strategy` is Error, or arguments contradict each other.
 
     Example:
         >>> import torch
@@ -95,17 +90,15 @@ class FixedSizeDataLoader(EpochLoader):
         protect: str | None = None,
         shuffle_bytes: int = SHUFFLE_BYTES,
         progress_bar: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[LoaderArguments],
     ) -> None:
         self.strategy = strategy_of(fixed_size_strategy)
         self.over_size_strategy = over_size = member(OverSizeStrategy, over_size_strategy)
-        given = {"batch_size": batch_size, "num_workers": kwargs.get("num_workers", 0)}
-        require_kinds(type(self).__name__, {"batch_size": int | None, "num_workers": int}, given)
         if isinstance(dataset, BaseData):
             raise ValueError(f"The dataset is one {type(dataset).__name__}; pass a list, even of one: [graph].")
-        epoch = chosen(EpochChoices, kwargs, shuffle=shuffle, seed=seed, options=options)
+        epoch = choices_from(EpochChoices, kwargs, shuffle=shuffle, seed=seed, options=options)
         epoch = epoch.seeded_if(over_size.trims_nodes or over_size.trims_edges)
-        layout = chosen(
+        layout = choices_from(
             LayoutChoices, kwargs, add_pad_masks=add_pad_masks, follow_batch=follow_batch, exclude_keys=exclude_keys
         )
         self._check(dataset, epoch)
@@ -132,7 +125,7 @@ class FixedSizeDataLoader(EpochLoader):
         )
         if not epoch.has_own_order:
             packer.warn_of_sizes()
-        super().__init__(dataset, source, packer, epoch, batch_size=sizes.num_graphs, **kwargs)
+        super().__init__(dataset, source, packer, epoch, sizes.num_graphs, kwargs)
 
     def _check(self, dataset: Any, epoch: EpochChoices) -> None:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) and not isinstance(dataset, FlatStore):
@@ -146,17 +139,17 @@ class FixedSizeDataLoader(EpochLoader):
 
     @property
     def num_skipped(self) -> int:
-        """Graphs that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
+        """Number of graphs that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
         return len(self.plan().skipped)
 
     def filling(self) -> pd.DataFrame:
-        """How full the batches of the coming epoch are.
+        """Compute how full the batches of the coming epoch are.
 
-        A dataset that is not in memory, and has not been measured yet, is read for it.
+        A dataset that is not in memory, and has not been measured yet, is read once for this.
 
         Returns:
-            One row for each node and edge type, and one for the graphs: `slots` of a batch, `real` ones of a mean
-            batch, and their share, `full`, 0 to 1.
+            One row per node type, per edge type, and for the graphs: `slots` of a batch, `real` nodes, edges or graphs
+            of a mean batch, and their share `full`, 0 to 1.
         """
         packs, options, axes = self.plan(), self.fixed_size_options, self._opened.store.size_axes
         slots, labels = [*map(options.slots, axes), options.num_graphs], [*(axis.label for axis in axes), "graphs"]
@@ -166,7 +159,7 @@ class FixedSizeDataLoader(EpochLoader):
         return table.assign(full=table["real"] / table["slots"].clip(lower=1))
 
     def _table(self) -> pd.DataFrame | None:
-        # A line is not worth a pass over a dataset that has not been measured.
+        # A repr must not read a dataset that has not been measured.
         return self.filling() if self._opened.sizes.are_known else None
 
     def _in_one_line(self) -> str:
@@ -189,10 +182,10 @@ def _sizes(
     num_nodes: int | dict[str, int] | None,
     num_edges: int | dict[tuple[str, str, str], int] | None,
 ) -> FixedSizeOptions:
-    """The sizes of a batch, however they were given.
+    """Return the given sizes of a batch, or sizes that hold the largest graphs.
 
     Raises:
-        ValueError: they were given twice, or `batch_size` says something else.
+        ValueError: sizes are given twice, or `batch_size` contradicts them.
     """
     if options is not None and (num_nodes is not None or num_edges is not None):
         raise ValueError("Both fixed_size_options and num_nodes or num_edges are given; pass one or the other.")

@@ -1,4 +1,4 @@
-"""Brings batches to a device before the step asks for them: one block of memory, one copy, a stream of its own."""
+"""Copies of batches to a device ahead of time: one block of memory, one copy, a separate stream."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -12,23 +12,23 @@ from popgeo.byte_block import ByteBlock
 from popgeo.loader.prefetch import in_background
 
 FEATURES = ("x", "edge_attr")
-"""What `feature_dtype` is of, if it names no attributes."""
+"""Attributes that `feature_dtype` converts unless it names others."""
 
 
 class DeviceFeed:
-    """Copies batches to a device, several ahead, on a thread and on a stream of their own.
+    """A feed that copies batches to a device ahead of time, on a separate thread and stream.
 
-    Each batch is written into a page-locked block, converted on the way if that was asked for; one asynchronous copy
-    moves the block; the batch given holds views of it. On the processor the same code runs without streams.
+    Each batch is written into a page-locked block of memory and converted on the way. One asynchronous copy moves the
+    block, and the resulting batch holds views of it. On the processor the same code runs without streams.
 
     Args:
-        device: Where batches are wanted.
-        batches_ahead: How many are made and copied before they are asked for.
-        feature_dtype: A floating-point type for `x` and `edge_attr`, or one for each of the attributes it names.
-        cuda: `torch.cuda`, or what represents it in a test; None chooses by the device.
+        device: Device of the resulting batches.
+        batches_ahead: Number of batches that are made and copied before they are requested.
+        feature_dtype: Floating-point type for `x` and `edge_attr`, or a type for each named attribute.
+        cuda: `torch.cuda`, or its replacement in a test. Default: chosen by the device.
 
     Raises:
-        ValueError: there is no such device, or the numbers and types make no sense.
+        ValueError: the device does not exist, or a number or a type is not allowed.
 
     Example:
         >>> feed = DeviceFeed("cpu", feature_dtype=torch.float16)
@@ -49,19 +49,18 @@ class DeviceFeed:
             raise ValueError(f"batches_ahead is {batches_ahead!r}; it must be an integer of at least 1.")
         self._ahead, self._dtypes = batches_ahead, _by_name(feature_dtype)
         self._must_exist = isinstance(feature_dtype, Mapping)
-        # On the processor nothing waits.
         self._cuda: Any = cuda or (torch.cuda if self.device.type == "cuda" else torch.cpu)
         self._kinds: list[tuple[Any, ...]] = []
         self._stages: list[tuple[ByteBlock, Any]] = []
         self._stream = self._cuda.Stream(self.device)
 
     def feed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches in the same order, on the device; what the current stream is given next may read them."""
+        """Yield the batches in the same order, on the device, for work that the current stream gets later."""
         for batch, block, has_arrived in in_background(map(self._copy, batches), self._ahead):
             current = self._cuda.current_stream(self.device)
             current.wait_event(has_arrived)
             if block.memory.is_cuda:
-                block.memory.record_stream(current)  # not to be given away while that stream may read it
+                block.memory.record_stream(current)  # keeps the memory while that stream may read it
             yield batch
 
     def _copy(self, batch: Any) -> tuple[Batch, ByteBlock, Any]:
@@ -73,7 +72,7 @@ class DeviceFeed:
             self._make_stages(kinds, {name for _, name in names})
         host, is_free = self._stages[0]
         self._stages.reverse()  # they take turns
-        is_free.synchronize()  # the copy that read this block last
+        is_free.synchronize()  # until the last copy from this block has ended
         for place, tensor in zip(host.tensors, tensors, strict=True):
             place.copy_(tensor)
         with self._cuda.stream(self._stream):
@@ -104,21 +103,22 @@ class DeviceFeed:
         if wanted is None or (not self._must_exist and not tensor.is_floating_point()):
             return tensor.dtype
         if not tensor.is_floating_point():
-            raise ValueError(f"feature_dtype asks for {name} as {wanted}, and it is {tensor.dtype}. Leave it out.")
+            raise ValueError(f"feature_dtype asks for {name} as {wanted}, but it is {tensor.dtype}. Leave it out.")
         return wanted
 
 
 def _by_name(choice: torch.dtype | Mapping[str, torch.dtype] | None) -> dict[str, torch.dtype]:
+    """Return the type of each attribute to convert."""
     names = () if choice is None else FEATURES
     chosen: dict[str, Any] = dict(choice) if isinstance(choice, Mapping) else dict.fromkeys(names, choice)
     for name, dtype in chosen.items():
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ValueError(f"feature_dtype of {name} is {dtype}; it is a floating-point type such as torch.float16.")
+            raise ValueError(f"feature_dtype of {name} is {dtype}; pass a floating-point type such as torch.float16.")
     return chosen
 
 
 def _known(device: torch.device | str | int) -> torch.device:
-    """The device, if this machine has it.
+    """Return the device if this machine has it.
 
     Raises:
         ValueError: the device does not exist, or popgeo cannot feed it.
@@ -126,7 +126,7 @@ def _known(device: torch.device | str | int) -> torch.device:
     try:
         wanted = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"device is {device!r}; it is 'cpu', 'cuda' or 'cuda:NUMBER'.") from None
+        raise ValueError(f"device is {device!r}; pass 'cpu', 'cuda' or 'cuda:NUMBER'.") from None
     if wanted.type not in ("cpu", "cuda"):
         raise ValueError(f"device is {wanted}; batches are fed to 'cpu' and 'cuda'. Call batch.to({str(wanted)!r}).")
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():

@@ -1,45 +1,108 @@
-"""What an epoch is: the one declaration of its order, its shards, and how its batches are made and handed over."""
+"""Choices of an epoch: order, shards, and how its batches are made and handed over."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
+from typing_extensions import TypedDict
 
-from popgeo.did_you_mean import require_kinds
+from popgeo.data.axes import Levels
+from popgeo.data.fixed_size_options import FixedSizeOptions
+from popgeo.data.trim import OverSizeStrategy
+from popgeo.did_you_mean import names_arguments
 
 Noun = TypeVar("Noun")
 
 
+class ShardArguments(TypedDict, total=False):
+    """Keyword arguments that say which batches a process gets; `EpochChoices` explains them."""
+
+    rank: int | None
+    world_size: int | None
+    drop_last: bool
+
+
+class EpochArguments(ShardArguments, total=False):
+    """Keyword arguments that every loader takes: fields of `EpochChoices`, then arguments of torch's `DataLoader`.
+
+    `collate_fn` and `generator` are refused with a reason.
+    """
+
+    sampler: Iterable[int] | None
+    batch_sampler: Iterable[Sequence[int]] | None
+    num_buffers: int
+    background: bool
+    device: torch.device | str | int | None
+    batches_ahead: int
+    feature_dtype: torch.dtype | Mapping[str, torch.dtype] | None
+    output: str
+    num_workers: int
+    pin_memory: bool
+    pin_memory_device: str
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    prefetch_factor: int | None
+    persistent_workers: bool
+    in_order: bool
+    collate_fn: None
+    generator: None
+
+
+class LoaderArguments(EpochArguments, total=False):
+    """Keyword arguments of loaders of graphs: `EpochArguments` and less common fields of `LayoutChoices`."""
+
+    levels: Levels | None
+    index_dtype: torch.dtype
+    sort_edges: bool
+    spread_padding_edges: bool
+
+
+class GraphLoaderArguments(LoaderArguments, total=False):
+    """Keyword arguments of loaders that name none of these in their signature; `FixedSizeDataLoader` explains them."""
+
+    fixed_size_options: FixedSizeOptions | None
+    over_size_strategy: OverSizeStrategy | str
+    shuffle: bool
+    seed: int | None
+    options: Any
+    add_pad_masks: bool
+    follow_batch: Sequence[str] | None
+    exclude_keys: Sequence[str] | None
+
+
+@names_arguments
 @dataclass(frozen=True, kw_only=True)
 class EpochChoices:
-    """What may be chosen of the epochs of a loader, whatever its batches are made of.
+    """Choices of a loader's epochs, for any kind of batch.
 
-    Every loader takes the choices by their names, as keyword arguments, and hands them on as this noun.
+    Every loader takes the choices as keyword arguments and hands them on as one object of this class.
 
     Args:
-        shuffle: Whether each epoch has an order of its own, given by `seed` and the number of the epoch.
-        sampler: What an epoch holds, in order, instead of everything; next to several processes it needs `rank` and
-            `world_size`.
-        batch_sampler: What each batch holds, instead of a strategy; like `sampler`.
-        seed: With the number of the epoch it decides every order and every draw. None draws it from torch's generator
-            when the first epoch begins, so that it follows `torch.manual_seed`; processes that share the batches agree
-            on the first one's. Where nothing is shuffled, trimmed or sampled there is nothing to draw.
-        rank: Which shard of the batches to load; by default that of this process in `torch.distributed`, looked up when
-            an epoch begins. `rank=0` and `world_size=1` load everything in each process.
-        world_size: Number of shards; they are disjoint, complete, and of equal length.
-        drop_last: Drops an incomplete last batch and an incomplete last item of several batches; otherwise batches are
-            split until there are enough, so that everything is used.
-        options: How many batches one item holds, concatenated on dimension 0 as PopTorch does: a number, or an object
-            with `device_iterations`, `replication_factor` and `gradient_accumulation` (such as `popgeo.ipu.Options`),
-            whose replicas are shared by the ranks.
-        num_buffers: Reuses the memory of that many items, which saves time; an item is then overwritten once
-            `num_buffers // 2` more are drawn. 0 gives each item memory of its own.
-        background: Makes the coming batches on a thread while one is in use.
-        device: Where batches are wanted, `"cpu"` or `"cuda"`; they are copied there ahead of time. See `DeviceFeed`.
-        batches_ahead: With `device`, how many.
-        feature_dtype: With `device`, a smaller floating-point type for `x` and `edge_attr`, or for those it names.
-        output: `"pyg"` for batches as they are, `"numpy"` for plain dictionaries of NumPy arrays; see `as_arrays`.
+        shuffle: Whether each epoch has a random order, given by `seed` and the number of the epoch.
+        sampler: Numbers of the graphs of an epoch, in order. Several processes with a sampler need `rank` and
+            `world_size`. Default: all graphs.
+        batch_sampler: Numbers of the graphs of each batch, in place of a strategy. The rules of `sampler` apply.
+        seed: Number that decides every order and every draw, together with the number of the epoch. Default: the first
+            epoch draws it from torch's generator, so that it follows `torch.manual_seed`, and processes that share the
+            batches use the first process's number. A loader that draws nothing needs no seed.
+        rank: Shard that this process loads. Default: the rank of this process in `torch.distributed`, looked up when an
+            epoch begins. `rank=0` and `world_size=1` load everything in each process.
+        world_size: Number of shards. Shards are disjoint, complete, and equally long.
+        drop_last: Whether an incomplete last batch, and an incomplete last item of several batches, is dropped.
+            Default: batches are split until there are enough, so that everything is used.
+        options: Number of batches in one item, concatenated on dimension 0 as PopTorch does; or an object with
+            `device_iterations`, `replication_factor` and `gradient_accumulation` (such as `popgeo.ipu.Options`). The
+            ranks share its replicas.
+        num_buffers: Number of items that share reused memory, which saves time: an item is overwritten once
+            `num_buffers // 2` more are drawn. Default: 0, new memory for each item.
+        background: Whether a thread makes the coming batches while one is in use.
+        device: Device that batches are copied to ahead of time, `"cpu"` or `"cuda"`. See `DeviceFeed`.
+        batches_ahead: Number of batches that are copied ahead to `device`.
+        feature_dtype: Smaller floating-point type for `x` and `edge_attr`, or a type for each named attribute. Needs
+            `device`.
+        output: `"pyg"` for PyG's batches, `"numpy"` for dictionaries of NumPy arrays; see `as_arrays`.
 
     Raises:
         ValueError: choices contradict each other.
@@ -67,7 +130,6 @@ class EpochChoices:
     output: str = "pyg"
 
     def __post_init__(self) -> None:
-        require_kinds(type(self).__name__, type(self).__annotations__, vars(self))
         if isinstance(self.sampler, str | Iterator) or isinstance(self.batch_sampler, str | Iterator):
             raise ValueError(
                 f"sampler is {self.sampler!r} and batch_sampler {self.batch_sampler!r}; they are lists or samplers of "
@@ -88,7 +150,10 @@ class EpochChoices:
             raise ValueError("feature_dtype converts batches on their way to a device. Pass device=, 'cpu' if need be.")
 
     def seeded_if(self, draws: bool) -> "EpochChoices":
-        """Return the choices for a loader that draws something or, if it draws nothing, with a seed that none notices.
+        """Return the choices with seed 0 if nothing is drawn and no seed was given.
+
+        Args:
+            draws: Whether the loader draws anything besides the order.
 
         Example:
             >>> EpochChoices().seeded_if(draws=False).seed, EpochChoices(shuffle=True).seeded_if(draws=False).seed
@@ -103,18 +168,17 @@ class EpochChoices:
         return self.sampler is not None or self.batch_sampler is not None
 
 
-def chosen(noun: type[Noun], arguments: dict[str, Any], **named: Any) -> Noun:
-    """A noun of choices from keyword arguments: those that are its fields are taken out of them.
+def choices_from(noun: type[Noun], arguments: Mapping[str, object], **named: object) -> Noun:
+    """Return a dataclass of choices, made of the arguments that are fields of it.
 
     Args:
-        noun: A dataclass, such as `EpochChoices`.
-        arguments: The `**kwargs` of a caller; the remaining ones are for others.
-        named: Fields that the caller has as arguments of its own.
+        noun: The dataclass, such as `EpochChoices`.
+        arguments: Keyword arguments of a loader. Arguments that are no field are left out.
+        named: Further fields.
 
     Example:
-        >>> arguments = {"seed": 3, "num_workers": 2}
-        >>> chosen(EpochChoices, arguments, shuffle=True).seed, arguments
-        (3, {'num_workers': 2})
+        >>> choices_from(EpochChoices, {"seed": 3, "num_workers": 2}, shuffle=True).seed
+        3
     """
-    own = {field.name: arguments.pop(field.name) for field in fields(noun) if field.name in arguments}  # type: ignore[arg-type]  # it is a dataclass
-    return noun(**named, **own)
+    names = {field.name for field in fields(noun)}  # type: ignore[arg-type]  # it is a dataclass
+    return noun(**{name: value for name, value in arguments.items() if name in names}, **named)

@@ -1,89 +1,113 @@
-"""A DataLoader of torch over epochs: what every loader of the library has in common.
+"""Base class of every loader: torch's `DataLoader` over epochs.
 
 Order, rank and continuing in the middle of an epoch come from `sampler.py`.
 """
 
+import functools
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from html import escape
-from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from torch.utils.data import DataLoader
 
-from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.bridges import as_arrays
-from popgeo.did_you_mean import meant
+from popgeo.did_you_mean import names_arguments
 from popgeo.loader.device_feed import DeviceFeed
-from popgeo.loader.epoch_choices import EpochChoices
+from popgeo.loader.epoch_choices import EpochArguments, EpochChoices
 from popgeo.loader.make_batches import BatchMaker
 from popgeo.loader.run import EpochPlan, Run
 from popgeo.loader.sampler import EpochSampler, Packer
 from popgeo.loader.source import BatchSource
-from popgeo.loader.trainers import AskedForAgain, BatchIds, GraphIds, under_accelerate
+from popgeo.loader.trainers import BatchIds, GraphIds, under_accelerate
 from popgeo.loader.waiting import Waiting
 from popgeo.packing import Packs
 from popgeo.plain_surroundings import plain_surroundings
 
-_DECIDED = {
+Loader = TypeVar("Loader", bound="type[EpochLoader]")
+_REFUSED = {
     "collate_fn": "The loader collates by itself, so it takes no collate_fn. Use a transform of the dataset.",
     "generator": "The order comes from seed and epoch, so the loader takes no generator. Pass seed=, or neither: then "
     "the seed is drawn from torch's generator.",
 }
-
-_OF_TORCH = signature(DataLoader.__init__).parameters.keys()
-_OF_NOUNS = {field.name for noun in (EpochChoices, LayoutChoices) for field in fields(noun)}
+_OF_TORCH = EpochArguments.__optional_keys__ - {field.name for field in fields(EpochChoices)}
 
 
-class EpochLoader(DataLoader, metaclass=AskedForAgain):
-    """Iterates over the batches of one epoch after another: ordered, sharded, resumed, made ahead of time.
+def loader_class(cls: Loader) -> Loader:
+    """Decorate a loader: its arguments are checked, and a trainer may make it again.
+
+    Lightning makes a loader again from its attributes in order to predict. The new loader shares all state with the
+    old one, so its batches are the same.
+    """
+    init = names_arguments(cls).__init__
+
+    @functools.wraps(init)
+    def make(self: EpochLoader, *args: Any, **kwargs: Any) -> None:
+        old = getattr(kwargs.get("batch_sampler"), "loader", None)
+        if isinstance(old, cls):
+            vars(self).update(vars(old))
+            return
+        with plain_surroundings():
+            init(self, *args, **kwargs)
+
+    cls.__init__ = make  # type: ignore[method-assign]  # the same arguments
+    return cls
+
+
+class EpochLoader(DataLoader):
+    """A loader of one epoch after another: ordered, sharded, resumed, made ahead of time.
 
     Args:
-        dataset: What torch's `DataLoader` shows as its dataset.
+        dataset: Dataset that torch's `DataLoader` shows.
         source: Makes the batches.
-        packer: Says what each batch of an epoch holds.
-        choices: What an epoch is.
-        batch_size: What torch's `DataLoader` shows as that; scripts print and log it.
-        kwargs: `num_workers`, `pin_memory` and others, as torch's `DataLoader` takes them.
+        packer: Decides the contents of each batch of an epoch.
+        choices: Choices of the epochs.
+        batch_size: Batch size that torch's `DataLoader` shows; scripts print and log it.
+        arguments: All keyword arguments of the loader. `num_workers`, `pin_memory` and others go to torch's
+            `DataLoader`.
 
     Raises:
-        ValueError: an argument that the loader decides by itself.
-        TypeError: an argument that there is not; what it may have meant is named.
+        ValueError: an argument is decided by the loader itself.
     """
 
     waiting: Waiting
     """How long the epoch that is running, or ran last, waited for its batches."""
-    _unit = "graphs"  # what packs hold
+    _unit = "graphs"  # contents of packs
 
     def __init__(
-        self, dataset: Any, source: BatchSource, packer: Packer, choices: EpochChoices, batch_size: int, **kwargs: Any
+        self,
+        dataset: Any,
+        source: BatchSource,
+        packer: Packer,
+        choices: EpochChoices,
+        batch_size: int,
+        arguments: Mapping[str, Any],
     ) -> None:
-        for name in [name for name in _DECIDED if name in kwargs]:
-            raise ValueError(_DECIDED[name])
-        for name in kwargs.keys() - _OF_TORCH:
-            known = signature(type(self).__init__).parameters.keys() | _OF_NOUNS | _OF_TORCH  # what the caller sees
-            near = " Did you mean 'batch_size'?" if name == "num_graphs" else meant(name, known)
-            raise TypeError(f"{type(self).__name__} has no argument {name!r}.{near}")
+        for name in _REFUSED.keys() & arguments.keys():
+            raise ValueError(_REFUSED[name])
+        of_torch = {name: value for name, value in arguments.items() if name in _OF_TORCH}
         self.source, self.shuffle, self.waiting = source, choices.shuffle, Waiting()
-        of_feed: Any = {"batches_ahead": choices.batches_ahead, "feature_dtype": choices.feature_dtype}
-        self._feed = None if choices.device is None else DeviceFeed(choices.device, **of_feed)
+        self._feed = None
+        if choices.device is not None:
+            ahead, dtype = choices.batches_ahead, choices.feature_dtype
+            self._feed = DeviceFeed(choices.device, batches_ahead=ahead, feature_dtype=dtype)
         self._as_arrays = choices.output == "numpy"
         self._epochs = EpochSampler(packer, choices, self._unit)
         ids = BatchIds(GraphIds(self._epochs), self)
-        super().__init__(dataset, batch_sampler=ids, collate_fn=source.collater, **kwargs)
-        # What torch sets next to a batch sampler says little: scripts print the size, and trainers look at the sampler.
+        super().__init__(dataset, batch_sampler=ids, collate_fn=source.collater, **of_torch)
+        # torch sets both to placeholders next to a batch sampler: scripts print the size, trainers look at the sampler.
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "sampler", ids.sampler)
-        self._maker = BatchMaker(source, choices, kwargs)
+        self._maker = BatchMaker(source, choices, of_torch)
 
     @abstractmethod
     def _in_one_line(self) -> str:
-        """What there is to say of the epoch that is running or comes next."""
+        """Return a description of the epoch that is running or comes next."""
 
     def _table(self) -> pd.DataFrame | None:
-        """How full its batches are, if that is known."""
+        """Return a table of how full the batches are, if that is known."""
         return None
 
     def __repr__(self) -> str:
@@ -105,16 +129,16 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         return f"{escape(repr(self))}{table.to_html(formatters=[*shown.values()])}"
 
     def plan(self) -> Packs:
-        """What each batch of the epoch that is running or comes next holds; made when first asked for."""
+        """Return the contents of each batch of the epoch that is running or comes next, for this process."""
         return self._epochs.plan().packs
 
     def __len__(self) -> int:
-        """Items of the epoch that is running or comes next."""
+        """Return the number of items of the epoch that is running or comes next."""
         return self._epochs.plan().num_items
 
     @property
     def rank(self) -> int:
-        """Which shard of the batches this process loads."""
+        """Number of the shard that this process loads."""
         return self._epochs.shard.rank
 
     @property
@@ -124,13 +148,13 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
 
     @property
     def seed(self) -> int | None:
-        """With the number of the epoch it decides every order; None before the first epoch draws it."""
+        """Number that decides every order, with the number of the epoch. None before the first epoch draws it."""
         return self._epochs.seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iteration runs through; without it they are counted from 0.
+        """Choose the epoch of the next iteration. Without this call epochs are counted from 0.
 
-        In the epoch of a state that was just loaded, the iteration still continues if that was taken.
+        If a state of the same epoch was just loaded, the iteration still continues at its position.
         """
         self._epochs.set_epoch(epoch)
 
@@ -140,16 +164,16 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
         return self._epochs.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration stands: after how many items of which epoch; the same for all ranks."""
+        """Return the position of the iteration: epoch and number of items. It is the same for all ranks."""
         return self._epochs.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next iteration continue where `state_dict` was taken.
+        """Make the next iteration continue at the position of a state.
 
-        The iteration raises a ValueError where its batches are not those among which the state was taken.
+        That iteration raises a ValueError if the epoch had different batches when the state was taken.
 
         Raises:
-            ValueError: the state is of another loader, or of one with another number of graphs or seeds.
+            ValueError: the state was taken of a loader with a different number of graphs or seeds.
         """
         self._epochs.load_state_dict(state)
 
@@ -186,9 +210,9 @@ class EpochLoader(DataLoader, metaclass=AskedForAgain):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Asked for by accelerate alone, in `prepare`, which then uses this loader as it is.
+        """Attribute that `Accelerator.prepare` reads; True makes accelerate use this loader unchanged.
 
-        A copy of its own would deal the batches out to the processes a second time.
+        A copy by accelerate would deal the batches out to the processes a second time.
         """
         self._is_prepared = True
         return True

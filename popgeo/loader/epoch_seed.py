@@ -1,4 +1,4 @@
-"""The seed of a loader's epochs: a number that is given, or one that the first epoch draws from torch's generator."""
+"""The seed of a loader's epochs: a given number, or a number that the first epoch draws from torch's generator."""
 
 import torch
 import torch.distributed as dist
@@ -7,10 +7,10 @@ from popgeo.random_numbers import new_key
 
 
 class EpochSeed:
-    """The number that, with the number of an epoch, decides every order and every draw of a loader.
+    """The number that decides every order and every draw of a loader, together with the number of an epoch.
 
     Args:
-        chosen: The number that the user has chosen; None draws one.
+        chosen: Number that the user chose; None draws one.
 
     Attributes:
         number: The number, or None before it is drawn.
@@ -20,7 +20,7 @@ class EpochSeed:
         self.chosen, self.number = chosen, chosen
 
     def now(self) -> int:
-        """Return the number, or the one that an epoch would draw now; torch's generator stays as it is."""
+        """Return the number, or the number that an epoch would draw now. torch's generator stays unchanged."""
         if self.number is not None:
             return self.number
         ahead = torch.Generator()
@@ -28,13 +28,13 @@ class EpochSeed:
         return new_key(ahead)
 
     def draw(self, num_processes: int | None) -> None:
-        """Draw the number from torch's generator, where an epoch begins and none was chosen.
+        """Draw the number from torch's generator when an epoch begins, unless the user chose one.
 
-        As in torch's loaders, each epoch that begins takes a number from the generator, also if it needs none. So a run
-        that was resumed continues with the random numbers of the whole run, although it may be the first epoch here.
+        As in torch's loaders, each epoch that begins takes a number from the generator, even if it needs none. A
+        resumed run thus has the random numbers of an uninterrupted run, although it begins with a later epoch.
 
         Args:
-            num_processes: How many processes need the same number; None if none depends on another.
+            num_processes: Number of processes that need the same number; None if each may have its own.
 
         Raises:
             ValueError: the processes have no group in which they can agree.
@@ -49,14 +49,14 @@ class EpochSeed:
 
 
 def agreed(seed: int, num_processes: int) -> int:
-    """Return the seed of the first process, in each of the processes that share an epoch.
+    """Return the first process's seed, in each of the processes that share an epoch.
 
     Args:
-        seed: The seed that this process has drawn.
-        num_processes: How many processes share the epoch.
+        seed: Seed that this process has drawn.
+        num_processes: Number of processes that share the epoch.
 
     Raises:
-        ValueError: these are not the processes of the group of `torch.distributed`.
+        ValueError: the group of `torch.distributed` has a different number of processes.
 
     Example:
         >>> agreed(7, 1)

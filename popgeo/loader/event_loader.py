@@ -1,4 +1,4 @@
-"""Batches of one shape from a stream of events, in the order of time, with negatives."""
+"""The loader of a stream of events: batches of one shape in the order of time, with negatives."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import TemporalData
+from typing_extensions import Unpack
 
 from popgeo.data.cut import BatchMemory
-from popgeo.loader.epoch_choices import EpochChoices, chosen
-from popgeo.loader.epoch_loader import EpochLoader
+from popgeo.loader.epoch_choices import EpochArguments, EpochChoices, choices_from
+from popgeo.loader.epoch_loader import EpochLoader, loader_class
 from popgeo.loader.sampler import OrderPacker
 from popgeo.loader.source import BatchSource
 from popgeo.loader.strategy import in_equal_numbers
@@ -26,13 +27,13 @@ _MADE = ("neg_dst", "events_mask")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EventSource(BatchSource):
-    """Makes batches from packs of events, and draws their negatives.
+    """A source that makes batches from packs of events, and draws their negatives.
 
     Args:
-        columns: What the events have, one row an event.
+        columns: Attributes of the events, one row per event.
         batch_size: Events of a batch.
-        negatives: The nodes that negatives are drawn from; None for none.
-        same_negatives: Draws the same in every epoch.
+        negatives: The nodes that negatives are drawn from; None for no negatives.
+        same_negatives: Whether every epoch has the same negatives.
     """
 
     columns: Mapping[str, Tensor]
@@ -41,7 +42,7 @@ class EventSource(BatchSource):
     same_negatives: bool
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Any]:
-        """One item for each `group` packs, one batch after the other."""
+        """Return one item for each `group` packs, one batch after the other."""
         ids = np.full((len(packs), self.batch_size), -1)
         for row, events in zip(ids, packs, strict=True):
             row[: len(events)] = events
@@ -60,12 +61,12 @@ class EventSource(BatchSource):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NonNeighbors:
-    """The nodes that the source of each event does not meet at the time of the event, and that are not the source.
+    """The possible negatives of each event: nodes that are not its source and that the source does not meet then.
 
     Args:
         first: The first node that is drawn from.
-        group: The number of each event's source and time. [num_events]
-        nodes: For each of these numbers, the nodes to leave out, counted from `first`.
+        group: The group of each event. Events with the same source and time are one group. [num_events]
+        nodes: For each group, the nodes to leave out, counted from `first`.
     """
 
     first: int
@@ -74,10 +75,16 @@ class NonNeighbors:
 
     @classmethod
     def of(cls, src: Tensor, dst: Tensor, t: Tensor, negatives: tuple[int, int]) -> "NonNeighbors":
-        """Return the nodes from the first to the last one, less those that are met.
+        """Return the possible negatives of some events.
+
+        Args:
+            src: Source of each event. [num_events]
+            dst: Destination of each event. [num_events]
+            t: Time of each event, ascending. [num_events]
+            negatives: The first node to draw from, and the node after the last.
 
         Raises:
-            ValueError: an event has no such node.
+            ValueError: an event has no possible negative.
         """
         (first, end), (src, dst, t) = negatives, (column.cpu() for column in (src, dst, t))
         source = torch.unique(src.long(), return_inverse=True)[1]
@@ -89,13 +96,13 @@ class NonNeighbors:
         if not (free := nodes.num_free(group.numpy())).all():
             event = int(free.argmin())
             raise ValueError(
-                f"Event {event} has no negative: of nodes {first} to {end - 1} each is its source, or one that the "
-                "source meets at that time. Pass negatives=(first, end) of more nodes, or negatives=None."
+                f"Event {event} has no negative: each of the nodes {first} to {end - 1} is its source, or meets the "
+                "source at that time. Pass negatives=(first, end) of more nodes, or negatives=None."
             )
         return cls(first=first, group=group.numpy(), nodes=nodes)
 
     def draw(self, ids: np.ndarray, seed: int) -> Tensor:
-        """Return a node for each event that is given by its number, each as likely as the next. int64 [num_ids]"""
+        """Return a random node for each event number, all nodes equally likely, int64 [num_ids]."""
         group = self.group[ids]
         ranks = below(
             np.full(len(ids), seed, np.uint64), ids.astype(np.uint64), self.nodes.num_free(group).astype(np.uint64)
@@ -103,27 +110,30 @@ class NonNeighbors:
         return torch.from_numpy(destinations_of(self.nodes, group, ranks.astype(np.int64))) + self.first
 
 
+@loader_class
 class FixedSizeEventLoader(EpochLoader):
-    """Loads successive events of PyG's `TemporalData`, as many in each batch, the last one filled up with zeros.
+    """A loader of successive events of PyG's `TemporalData`, equally many per batch; zeros fill up the last batch.
 
-    A batch is a `TemporalData` with all that the events have and, for each of its slots, `events_mask`, True where
-    there is an event, and `neg_dst`, a random node for link prediction that is not the event's source and that the
-    source does not meet at that time; it is missing with `negatives=None`. A negative depends on the seed, the epoch
-    and the number of the event, and not on the size of the batches.
+    A batch is a `TemporalData` with all attributes of the events, and two more per slot. `events_mask` is True if the
+    slot holds an event. `neg_dst` is a random node for link prediction: it is not the event's source, and the source
+    does not meet it at that time. `neg_dst` is missing with `negatives=None`. A negative depends on the seed, the epoch
+    and the number of the event, not on the size of the batches.
 
     Args:
-        data: Events, ascending in time: `src`, `dst`, `t`, and what else there is, one row an event.
+        data: Events, ascending in time: `src`, `dst`, `t`, and any other attributes with one row per event.
         batch_size: Events of a batch.
-        negatives: The nodes that negatives are drawn from: the first, and the one after the last. By default from the
-            smallest to the largest destination of these events; a part of a stream needs the range of the whole.
-        same_negatives: Draws the same in every epoch, as an evaluation should.
-        seed: Of the negatives. None draws it from torch's generator when the first epoch begins.
-        kwargs: By their names, what else `EpochChoices` has, but for an order, such as `rank` and `device`; and what
-            torch's `DataLoader` takes, such as `num_workers`.
+        negatives: The nodes that negatives are drawn from: the first node, and the node after the last. Default: from
+            the smallest to the largest destination of these events. A part of a stream needs the range of the whole.
+        same_negatives: Whether every epoch has the same negatives, as an evaluation should.
+        seed: Seed of the negatives. Default: the first epoch draws it from torch's generator.
+        shuffle: Must be False, because events come in the order of time.
+        options: Number of batches in one item, or an object that has it; see `EpochChoices`.
+        kwargs: Further arguments; `EpochChoices` explains those that are not torch's. `sampler` and `batch_sampler` are
+            refused.
 
     Raises:
         ValueError: there are no events, they are not in the order of time, a number is out of range, or an event has
-            no negative.
+            no possible negative.
 
     Example:
         >>> src, dst, t = torch.tensor([0, 1, 0]), torch.tensor([3, 4, 4]), torch.tensor([10, 11, 15])
@@ -142,7 +152,9 @@ class FixedSizeEventLoader(EpochLoader):
         negatives: tuple[int, int] | str | None = "destinations",
         same_negatives: bool = False,
         seed: int | None = None,
-        **kwargs: Any,
+        shuffle: bool = False,
+        options: Any = None,
+        **kwargs: Unpack[EpochArguments],
     ) -> None:
         self._check(data, batch_size)
         if isinstance(negatives, str):
@@ -153,16 +165,18 @@ class FixedSizeEventLoader(EpochLoader):
             raise ValueError(f"negatives is {negatives}; it must be the first node and the one after the last.")
         if negatives is not None and negatives[1] - 1 > torch.iinfo(data.dst.dtype).max:
             raise ValueError(f"negatives is {negatives}, but dst is {data.dst.dtype}. Pass dst as torch.int64.")
-        choices = chosen(EpochChoices, kwargs, seed=None if seed is None else new_key(seed))
+        seed = None if seed is None else new_key(seed)
+        choices = choices_from(EpochChoices, kwargs, seed=seed, shuffle=shuffle, options=options)
         if choices.shuffle or choices.has_own_order:
             raise ValueError("Events come in the order of time; leave shuffle, sampler and batch_sampler out.")
-        self.num_events, self.negatives, self.same_negatives = len(data.src), negatives, same_negatives
+        self.data, self.num_events = data, len(data.src)
+        self.negatives, self.same_negatives = negatives, same_negatives
         columns = {name: values for name, values in data.to_dict().items() if name not in _MADE}
         not_met = None if negatives is None else NonNeighbors.of(data.src, data.dst, data.t, negatives)
         source = EventSource(columns=columns, batch_size=batch_size, negatives=not_met, same_negatives=same_negatives)
         together = partial(in_equal_numbers, number=batch_size, drop_last=choices.drop_last)
         packer = OrderPacker(num_items=self.num_events, together=together)
-        super().__init__(data, source, packer, choices, batch_size=batch_size, **kwargs)
+        super().__init__(data, source, packer, choices, batch_size, kwargs)
 
     def _in_one_line(self) -> str:
         drawn = "none" if self.negatives is None else f"of nodes {self.negatives[0]} to {self.negatives[1] - 1}"
@@ -180,9 +194,9 @@ class FixedSizeEventLoader(EpochLoader):
         if data.src.is_floating_point() or data.dst.is_floating_point():
             raise ValueError(f"src is {data.src.dtype}, dst {data.dst.dtype}; nodes are numbered by integers.")
         if (lowest := min(int(data.src.min()), int(data.dst.min()))) < 0:
-            raise ValueError(f"An event is of node {lowest}; nodes are numbered from 0.")
+            raise ValueError(f"An event has node {lowest}; nodes are numbered from 0.")
         times = (data.t.double() if data.t.is_floating_point() else data.t).cpu().numpy()  # NumPy has no bfloat16
-        # Neighbors are compared: differences of whole numbers may overflow.
+        # Compared, not subtracted: differences of whole numbers may overflow.
         back = int((~(times[1:] >= times[:-1])).sum()) + int(times[0] != times[0])
         if back:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Sizes of graphs as people have them, and the packer that knows nothing else of graphs."""
+"""Sizes of graphs in the forms that users have, and the packer that knows only these sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,26 +10,25 @@ import torch
 from popgeo.data.axes import Axis, Level
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.open_dataset import OpenDataset
-from popgeo.loader.pack_graphs import PackChoices, pack_epoch
-from popgeo.loader.sampler import Packer
-from popgeo.loader.strategy import DRAWN, FixedSizeStrategy
+from popgeo.loader.pack_graphs import StrategyPacker, pack_epoch
+from popgeo.loader.strategy import FixedSizeStrategy
 from popgeo.packing import Budget, Packs, totals_of_packs
 
 Sizes = Any
-"""Whole numbers, one a graph: an array of NumPy (also mapped from a file) or torch, a list, or an iterable of numbers
+"""Whole numbers, one per graph: an array of NumPy (also mapped from a file) or torch, a list, or an iterable of numbers
 or of pieces of an array, which is read once."""
 
 _NODES, _EDGES = Axis(Level.NODE, None), Axis(Level.EDGE, None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SizesPacker(PackChoices, Packer):
-    """Puts graphs together of which nothing is known but their sizes.
+class SizesPacker(StrategyPacker):
+    """A packer of graphs that knows only their sizes.
 
     Args:
         sizes: Sizes of each graph. int32 or int64 [num_graphs, num_dimensions]
-        limits: What the graphs of a batch may use of each.
-        num_graphs: The most graphs of a batch; None for any number.
+        limits: Limit of each size, summed over the graphs of a batch.
+        num_graphs: Largest number of graphs in a batch; None for any number.
     """
 
     sizes: np.ndarray
@@ -44,41 +43,37 @@ class SizesPacker(PackChoices, Packer):
 
     @property
     def num_items(self) -> int:  # type: ignore[override]  # a number that follows from the sizes
-        """How many graphs there are."""
+        """Number of graphs."""
         return len(self.sizes)
 
     @property
     def budget(self) -> Budget:
-        """What a batch may hold."""
+        """Limits of a batch."""
         return Budget(sizes=self.limits, num_graphs=self.num_graphs or max(1, self.num_items))
 
-    def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
-        """The order of an epoch; None, the one given, where the strategy draws its own."""
-        return super().order(shuffle and self.strategy not in DRAWN, generator)
-
     def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
-        """Batches of some graphs."""
+        """Group some graphs into batches."""
         return pack_epoch(self.sizes, self.budget, self, order, generator)
 
     def full(self, packs: Packs) -> np.ndarray:
-        """The share of each limit that each batch uses. [num_packs, num_dimensions]"""
+        """Return the share of each limit that each batch uses, [num_packs, num_dimensions]."""
         return totals_of_packs(self.sizes, packs.indices, packs.ptr) / np.maximum(self.limits, 1)
 
 
 def columns_of(
     num_nodes: Sizes, num_edges: Sizes, dataset: Any, options: FixedSizeOptions | None, budgets: Mapping[str, Any]
 ) -> dict[str, tuple[Sizes, int]]:
-    """The sizes that have a limit, and the limit, by name.
+    """Return, by name, the sizes that have a limit, with the limit.
 
     Args:
         num_nodes: Nodes of each graph, or a dataset to measure.
         num_edges: Edges of each graph.
-        dataset: What to measure, if it is given by this name.
-        options: What a batch holds of nodes and edges.
+        dataset: Dataset to measure.
+        options: Sizes of a batch.
         budgets: Further sizes with their limits.
 
     Raises:
-        ValueError: there are no sizes, or no limit for some.
+        ValueError: no sizes are given, or sizes without a limit.
     """
     if dataset is None and (hasattr(num_nodes, "__getitem__") and not _is_array(num_nodes)):
         num_nodes, dataset = None, num_nodes
@@ -111,28 +106,28 @@ def _is_array(sizes: Any) -> bool:
 
 
 def _atoms_of(dataset: Any) -> np.ndarray | None:
-    """The numbers of atoms that a dataset of fairchem or metatrain states for its structures."""
+    """Return the numbers of atoms that a dataset of fairchem or metatrain states; None if it states none."""
     if hasattr(dataset, "get_metadata"):
         return np.asarray(dataset.get_metadata("natoms", list(range(len(dataset)))))
     return np.asarray(dataset.get_all_atom_counts()) if hasattr(dataset, "get_all_atom_counts") else None
 
 
 def side_by_side(columns: Mapping[str, Sizes]) -> np.ndarray:
-    """Sizes side by side, in as few bytes as hold them.
+    """Return sizes as the columns of one table, int32 if all numbers fit.
 
     Args:
-        columns: Whole numbers, one a graph, by name.
+        columns: Whole numbers, one per graph, by name.
 
     Returns:
         int32 or int64 [num_graphs, number of columns]
 
     Raises:
-        ValueError: a size is negative or not whole, or there are not equally many of each.
+        ValueError: a size is negative or not whole, or the columns have different lengths.
     """
     arrays = {name: _array(name, sizes) for name, sizes in columns.items()}
     counts = {name: len(array) for name, array in arrays.items()}
     if len({*counts.values()}) > 1:
-        raise ValueError(f"Sizes are of different numbers of graphs: {counts}. Give one number a graph of each.")
+        raise ValueError(f"Sizes are of different numbers of graphs: {counts}. Give one number per graph in each.")
     large = any(array.max(initial=0) >= 2**31 for array in arrays.values())
     table = np.empty((max(counts.values()), len(arrays)), np.int64 if large else np.int32)
     for number, (name, array) in enumerate(arrays.items()):

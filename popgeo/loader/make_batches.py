@@ -1,4 +1,4 @@
-"""Makes the batches of an epoch: here, on a thread, or in worker processes; in new memory or in reused one."""
+"""The maker of the batches of an epoch: here, on a thread, or in worker processes; in new or reused memory."""
 
 import math
 import signal
@@ -19,39 +19,38 @@ from popgeo.loader.prefetch import in_background
 from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
 
-_ONE_STARTS_WORKERS = threading.Lock()  # a process that is forked while another is gets half of its state
+_STARTING_WORKERS = threading.Lock()  # two forks at a time would each copy half of the other's state
 
 
 class BatchMaker:
-    """Makes the batches of one epoch after another, or of several at a time: each pass has its own workers and memory.
+    """A maker of the batches of epochs. Several passes may run at a time: each has its own workers and memory.
 
     Args:
         source: Makes batches from packs of graphs.
         choices: Whether memory is reused, and whether a thread makes the coming batches.
-        of_torch: What torch's `DataLoader` takes, such as `pin_memory`; `num_workers` processes make the batches if
-            there are any, else this one.
+        of_torch: Arguments of torch's `DataLoader`, such as `pin_memory` and `num_workers`. Without workers, this
+            process makes the batches.
     """
 
     def __init__(self, source: BatchSource, choices: EpochChoices, of_torch: dict[str, Any]) -> None:
         self.source, self.of_torch = source, {**of_torch, "in_order": True}  # a run that continues counts items
         self.num_buffers, self.background = choices.num_buffers, choices.background
         self.pin_memory = of_torch.get("pin_memory", False) and torch.cuda.is_available()
-        self._idle: list[Any] = []  # at most one: the workers, or the memory, of the pass that ended last
-        # In the cycle that a loader is part of, the queues of workers would be closed before they receive the message
-        # to end.
+        self._idle: list[Any] = []  # empty, or the workers or the memory of the pass that ended last
+        # Without this, the garbage collector would close the queues of workers before the message to end arrives.
         weakref.finalize(self, self._idle.clear)
         self._made_for = 1
 
     def make(self, packs: Packs, group: int, start: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
-        """The items of an epoch, a few at a time.
+        """Return an iterator over the items of an epoch, a few at a time.
 
         Args:
-            packs: The graphs of each batch.
+            packs: Graphs of each batch.
             group: Batches in one item.
-            start: How many items to leave out, as they have been used already.
-            key: Seed and epoch, from which trimming draws.
+            start: Number of items to leave out because they have been used.
+            key: Seed and epoch, for random draws.
         """
-        packs = Packs(packs.indices, packs.ptr)[start * group :]  # what was skipped need not travel to workers
+        packs = Packs(packs.indices, packs.ptr)[start * group :]  # workers need not receive skipped packs
         if group != self._made_for:
             self._idle.clear()
             self._made_for = group
@@ -68,19 +67,19 @@ class BatchMaker:
             prepare = partial(_start_worker, own=self.of_torch.get("worker_init_fn"))
             of_torch = {**self.of_torch, "worker_init_fn": prepare}
             pool = DataLoader(_BatchDataset(self.source, group), batch_size=None, sampler=asked, **of_torch)
-            with _ONE_STARTS_WORKERS, _no_interrupts():
+            with _STARTING_WORKERS, _no_interrupts():
                 items = iter(pool)
         else:
-            pool.sampler[:] = asked  # the list that it was made with
+            pool.sampler[:] = asked  # the list that the pool was made with
             items = iter(pool)
         try:
             for start, batch in zip(starts, items, strict=True):
                 self.source.expect(packs, start)  # pages are shared with the workers
-                if (layout := self.source.layout) is not None:  # what is noted at a tensor stays in its process
+                if (layout := self.source.layout) is not None:  # notes at a tensor stay in their process
                     stores = {store._key: store for store in batch.stores}
                     note_largest((stores[slot.store][slot.name] for slot in layout.slots), layout)
                 yield [batch]
-        except GeneratorExit:  # given up between two items; after an error or an interrupt within torch a pool is lost
+        except GeneratorExit:  # stopped between two items; after an error within torch a pool is unusable
             self._keep_idle(pool, group)
             raise
         self._keep_idle(pool, group)
@@ -88,7 +87,7 @@ class BatchMaker:
     def _take_idle(self) -> Any:
         try:
             return self._idle.pop()
-        except IndexError:  # there is none, or another thread has just taken it
+        except IndexError:  # empty, or another thread was faster
             return None
 
     def _keep_idle(self, own: Any, group: int) -> None:
@@ -101,11 +100,11 @@ class BatchMaker:
         ring: list[BatchMemory | None] = [None]
         if self.num_buffers:
             at_once = max(1, self.num_buffers // 2) * group
-            # An iterator has a ring of its own: what a peek draws must not stand where an epoch's items are in use.
-            # One part is in use while one is filled; with a thread more wait between them.
+            # Each iterator has its own ring: a look at one batch must not overwrite items of a running epoch. One part
+            # is in use while another is filled; with a thread, two more wait between them.
             parts = range(4 if self.background else 2)
             ring = self._take_idle() or [self._allocate(at_once, group) for _ in parts]
-        start, stop, end = 0, group, len(packs)  # the first item is wanted at once
+        start, stop, end = 0, group, len(packs)  # the first item is needed soon
         turn = 0
         while start < end:
             stop = min(stop, end)
@@ -123,7 +122,7 @@ class BatchMaker:
 
 
 class _BatchDataset(Dataset[Batch]):
-    """What workers look up: the item that some packs make, with a key, which is seed and epoch."""
+    """The dataset of worker processes: its index is packs with a key (seed and epoch), its item is their batch."""
 
     def __init__(self, source: BatchSource, group: int) -> None:
         self.source, self.group = source, group
@@ -142,7 +141,7 @@ def _start_worker(number: int, own: Callable[[int], None] | None) -> None:
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Hold back interrupts until the end; processes that start within it never get them."""
+    """Hold back interrupts while the block runs. Processes that start in it never get them."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

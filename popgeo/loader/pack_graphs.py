@@ -1,4 +1,4 @@
-"""Which graphs share a batch: the graphs of an epoch, put together by a strategy."""
+"""The grouping of graphs into batches by a strategy."""
 
 import warnings
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ from popgeo.data.open_dataset import OpenDataset
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.chunk_order import ChunkOrder
 from popgeo.loader.sampler import Packer
-from popgeo.loader.strategy import DRAWN, PACKINGS, FixedSizeStrategy, Packing, in_equal_numbers
+from popgeo.loader.strategy import FixedSizeStrategy, Packing, in_equal_numbers
 from popgeo.loader.tensor_versions import TensorVersions
 from popgeo.packing import Budget, Packs, totals_of_packs, window
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackChoices:
-    """How graphs are put together into batches.
+    """Choices of how graphs are grouped into batches.
 
     Args:
-        strategy: How to put them together.
-        over_size_strategy: What happens to graphs that do not fit; those to be trimmed count as trimmed.
+        strategy: Groups the graphs.
+        over_size_strategy: Treatment of graphs that do not fit. Graphs that will be trimmed count with trimmed sizes.
         drop_last: Whether an incomplete last batch of `PadToMax` is dropped.
-        names: What to call the dimensions of sizes in an error.
+        names: Names of the dimensions of sizes in errors.
     """
 
     strategy: FixedSizeStrategy | Packing
@@ -37,15 +37,24 @@ class PackChoices:
     names: tuple[str, ...] = ()
 
 
+class StrategyPacker(PackChoices, Packer):
+    """A packer that groups graphs by a strategy."""
+
+    def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
+        """Return every graph once, shuffled unless the strategy draws an order by itself."""
+        draws_order = isinstance(self.strategy, FixedSizeStrategy) and self.strategy.draws_order
+        return super().order(shuffle and not draws_order, generator)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GraphPacker(PackChoices, Packer):
-    """Puts graphs together into batches.
+class GraphPacker(StrategyPacker):
+    """A packer of the graphs of a dataset.
 
     Args:
-        opened: The dataset; its sizes are asked for only where batches depend on them.
-        seen: What its graphs were when they were read; None if they are fetched again.
+        opened: The dataset. Its sizes are read only if batches depend on them.
+        seen: Versions of its tensors when they were read; None if graphs are fetched again in each epoch.
         options: Sizes of a batch.
-        chunk_order: How a store on disk is shuffled; None where any order is as good, or a sampler has its own.
+        chunk_order: How a store on disk is shuffled; None if any order is as fast, or if a sampler decides the order.
     """
 
     opened: OpenDataset
@@ -54,18 +63,18 @@ class GraphPacker(PackChoices, Packer):
     chunk_order: ChunkOrder | None = None
 
     @property
-    def num_items(self) -> int:  # type: ignore[override]  # a number that is asked for when needed
-        """How many graphs there are."""
+    def num_items(self) -> int:  # type: ignore[override]  # read when needed
+        """Number of graphs."""
         return len(self.opened.sizes)
 
     def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
-        """Every graph once; in the order of the dataset where the strategy draws one of its own."""
+        """Return every graph once, in an order that suits the disk if the dataset lies on one."""
         if self.chunk_order is not None and (shuffle or self.strategy is FixedSizeStrategy.Window):
             return self.chunk_order.draw(self.opened.store.rows(np.arange(self.num_items)), generator)
-        return super().order(shuffle and self.strategy not in DRAWN, generator)
+        return super().order(shuffle, generator)
 
     def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
-        """Batches of some graphs, in the order given unless the strategy draws one of its own."""
+        """Group some graphs into batches, in their order unless the strategy draws another."""
         limits = tuple(self.options.limits(self.opened.store.size_axes).tolist())
         budget = Budget(sizes=limits, num_graphs=self.options.num_graphs - 1)
         skips = self.over_size_strategy is OverSizeStrategy.Skip
@@ -77,13 +86,13 @@ class GraphPacker(PackChoices, Packer):
         return pack_epoch(self.opened.sizes.values, budget, choices, order, generator)
 
     def warn_of_sizes(self) -> None:
-        """Tells of sizes that batches of equally many graphs will not fit, before an epoch is under way."""
+        """Warn before the first epoch if batches of equally many graphs will not fit."""
         refuses = self.strategy is FixedSizeStrategy.PadToMax and self.over_size_strategy is OverSizeStrategy.Error
         if not refuses or not self.opened.sizes.are_known:
             return
         sizes, count = self.opened.sizes.values, self.options.num_graphs - 1
         num_full, limits = len(sizes) // count, self.options.limits(self.opened.store.size_axes)
-        if not (sizes.sum(0) * count > limits * len(sizes)).any():  # so that nothing is sorted where all is well
+        if not (sizes.sum(0) * count > limits * len(sizes)).any():  # sort only if needed
             return
         # At best the largest graphs are in the last batch, which is not full.
         needed = np.sort(sizes, axis=0)[: num_full * count].sum(0) / max(num_full, 1)
@@ -92,13 +101,13 @@ class GraphPacker(PackChoices, Packer):
             rows = self.opened.store.size_axes[dim].label
             warnings.warn(
                 f"{count} graphs have {needed[dim]:.0f} {rows} in the mean, and batches of these sizes have room for "
-                f"{limits[dim]}: PadToMax, which counts graphs alone, will be refused. Sizes of tune go with "
+                f"{limits[dim]}: PadToMax, which counts only graphs, will fail. Sizes that tune() chose need "
                 f"fixed_size_strategy='Window'.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def check_unchanged(self) -> None:
-        """Refuse a dataset that was edited, or has other graphs, since the loader read it."""
+        """Raise if the dataset was edited since the loader read it, or its number of graphs changed."""
         dataset, count = self.opened.dataset, len(self.opened.store)
         now = why_not_flat(dataset) if len(dataset) == count else f"it had {count} graphs and has {len(dataset)}"
         if self.opened.holds_all and now is not None:
@@ -110,31 +119,31 @@ class GraphPacker(PackChoices, Packer):
             )
 
     def check(self, packs: Packs) -> None:
-        """Refuses a batch, perhaps a sampler's, that is too large and may not be trimmed."""
+        """Raise if a batch, perhaps of a user's sampler, is too large and may not be trimmed."""
         if self.opened.holds_all and not (self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges):
             try:
                 check_fits(self.opened.store, self.options, packs)
             except ValueError as error:
                 if self.strategy is not FixedSizeStrategy.PadToMax:
                     raise
-                raise ValueError(f"{error} Sizes of tune go with fixed_size_strategy='Window'.") from error
+                raise ValueError(f"{error} Sizes that tune() chose need fixed_size_strategy='Window'.") from error
 
 
 def pack_epoch(
     sizes: np.ndarray, budget: Budget, choices: PackChoices, order: np.ndarray | None, generator: torch.Generator
 ) -> Packs:
-    """Puts the graphs of one epoch together into batches.
+    """Group the graphs of one epoch into batches.
 
     Args:
         sizes: Nodes and edges of each graph. int64 [num_graphs, num_dimensions]
-        budget: What the real graphs of one batch may use.
-        choices: How to put them together.
-        order: The graphs of this epoch, in order; None for all, in the order that they have. int64 [number of graphs]
+        budget: Limits of the real graphs of one batch.
+        choices: Strategy, and treatment of graphs that do not fit.
+        order: Graphs of this epoch, in order; None for all, in ascending order. int64 [number of graphs]
         generator: Source of randomness of the strategy.
 
     Raises:
-        ValueError: a graph fits no batch, or a function of the user's does not use each graph exactly once, or exceeds
-            the budget.
+        ValueError: a graph fits no batch, or a user's function does not use each graph exactly once, or exceeds the
+            budget.
 
     Example:
         >>> sizes, budget = np.array([[3, 1], [2, 0], [4, 2]]), Budget(sizes=(9, 9), num_graphs=2)
@@ -160,7 +169,8 @@ def pack_epoch(
     elif strategy is FixedSizeStrategy.PadToMax:
         packs = in_equal_numbers(np.arange(len(sizes)), budget.num_graphs, choices.drop_last)
     elif isinstance(strategy, FixedSizeStrategy):
-        packs = PACKINGS[strategy](sizes, budget, generator=generator)
+        assert strategy.packing is not None  # only PadToMax has none
+        packs = strategy.packing(sizes, budget, generator=generator)
     else:
         packs = strategy(sizes, budget, generator=generator)
         packs = Packs(np.asarray(packs.indices), np.asarray(packs.ptr))
@@ -188,11 +198,11 @@ def _refuse(sizes: np.ndarray, limits: np.ndarray, order: np.ndarray, fits: np.n
 
 
 def equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
-    """Deals graphs into batches of equally many; one that overflows its batch is left out of it.
+    """Group graphs by equal numbers, and skip each graph that would overflow its batch.
 
     Args:
         sizes: Sizes of each graph. int64 [num_graphs, num_dimensions]
-        budget: What a batch may hold.
+        budget: Limits of a batch.
 
     Example:
         >>> equal_numbers_that_fit(np.array([[3], [3], [1]]), Budget(sizes=(5,), num_graphs=2)).skipped.tolist()
@@ -212,7 +222,7 @@ def equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
 
 
 def check_packing(packs: Packs, sizes: np.ndarray, budget: Budget) -> None:
-    """Checks the packing of a user's function like our own: each graph exactly once, no batch over budget.
+    """Check the packs of a user's function: each graph exactly once, no batch over budget.
 
     Raises:
         ValueError: a graph is missing or comes twice, or a batch is over the budget.

@@ -1,4 +1,4 @@
-"""Runs an iterator ahead of its consumer, on a thread of its own."""
+"""An iterator that runs ahead of its consumer, on its own thread."""
 
 import _thread
 import os
@@ -10,21 +10,21 @@ from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 _END = object()
-_LOOKS_EACH = 0.1  # seconds, for a consumer that has gone silently
+_LOOKS_EACH = 0.1  # seconds between checks whether the consumer still exists
 
 
 def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
-    """The same items in the same order, up to `depth` of them made ahead of time on a thread.
+    """Yield the same items in the same order, with up to `depth` of them made ahead of time on a thread.
 
     The compiled library and torch release Python's lock while they copy, so the thread runs next to a training step. An
-    error is raised where the item would have come; closing the iterator early stops the thread.
+    error is raised in place of its item. Closing the iterator early stops the thread.
 
     Example:
         >>> list(in_background(iter([1, 2, 3])))
         [1, 2, 3]
     """
     consumer = _Consumer()
-    # Both are of C, so an interrupt leaves no lock of theirs behind; each place in `room` is that of an item to come.
+    # Queues in C: an interrupt leaves no lock of theirs behind. Each entry of `room` allows one more item.
     ready: queue.SimpleQueue[object] = queue.SimpleQueue()
     room: queue.SimpleQueue[None] = queue.SimpleQueue()
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -32,12 +32,14 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
     try:
         for _ in range(depth):
             room.put(None)
-        # Not a `threading.Thread`: its locks are written in Python, and an interrupt within them leaves them broken.
+        # Not a `threading.Thread`: an interrupt within its locks, which are in Python, breaks them.
         _thread.start_new_thread(_produce, (items, ready, room, ended, weakref.ref(consumer)))
         begun = True
         while True:
             if os.getpid() != process:
-                raise RuntimeError("Another process began this pass over the batches. Begin a new one in this process.")
+                raise RuntimeError(
+                    "Another process began this pass over the batches. Begin a new pass in this process."
+                )
             item = ready.get()
             if item is _END:
                 return
@@ -47,17 +49,19 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
             yield item  # type: ignore[misc]  # the queue also carries the two marks above
     finally:
         del consumer
-        room.put(None)  # it may wait for that
+        room.put(None)  # the thread may wait for it
         if begun and os.getpid() == process:
             ended.get()
 
 
 class _Consumer:
-    """Lives as long as items may be asked for; an interrupt at any point only ends it."""
+    """A token that exists as long as items may be requested, whatever interrupts the consumer."""
 
 
 class _Failure(NamedTuple):
-    error: BaseException  # an item of the pass may be an exception, too
+    """An error of the iterator. It has its own class, because an item may be an exception, too."""
+
+    error: BaseException
 
 
 def _produce(
@@ -77,7 +81,7 @@ def _produce(
                 return
             ready.put(item)
         ready.put(_END)
-    except BaseException as error:  # handed to the consumer, whatever it is
+    except BaseException as error:  # the consumer raises it
         ready.put(_Failure(error))
     finally:
         ended.put(None)

@@ -1,4 +1,4 @@
-"""How far a run has come: what some ranks, and others after them, have used of an epoch's batches."""
+"""The position of a run: the batches of an epoch that some ranks, and later other ranks, have used."""
 
 import zlib
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ _MOST_RANKS = 2**20
 
 
 class EpochProgress(NamedTuple):
-    """How much of an epoch some ranks have used together.
+    """The part of an epoch that some ranks have used together.
 
     Args:
-        world_size: How many ranks.
+        world_size: Number of ranks.
         group: Batches of an item.
-        num_items: Items of each rank.
+        num_items: Items that each rank has used.
     """
 
     world_size: int
@@ -30,19 +30,19 @@ class EpochProgress(NamedTuple):
 
     @property
     def num_packs(self) -> int:
-        """Batches of all of them."""
+        """Number of batches that all of these ranks have used."""
         return self.world_size * self.group * self.num_items
 
 
 def used_of(state: Mapping[str, Any], num_items: int) -> tuple[EpochProgress, ...]:
-    """What has been used of the epoch in which a loader's state was taken.
+    """Return the used parts of an epoch from a loader's state.
 
     Args:
-        state: What `state_dict` of a loader returned.
+        state: Result of a loader's `state_dict`.
         num_items: Graphs or seeds of the loader. Each batch has at least one.
 
     Raises:
-        ValueError: a number is missing, is not an integer, or cannot be.
+        ValueError: a number is missing, is not an integer, or is impossible.
 
     Example:
         >>> used_of({"epoch": 0, "seed": 1, "position": -5, "used": [[1, 1, -5]]}, num_items=9)
@@ -55,7 +55,7 @@ def used_of(state: Mapping[str, Any], num_items: int) -> tuple[EpochProgress, ..
     if not is_table:
         raise ValueError(f"The state says that 'used' is {str(used)[:99]}; it is a list of three numbers each.")
     limits = {"epoch": (0, _MOST), "position": (0, num_items)}
-    if state.get("seed", 0) is not None or used:  # there is none before the first epoch
+    if state.get("seed", 0) is not None or used:  # None before the first epoch
         limits["seed"] = -_MOST, _MOST
     numbers = [(name, state.get(name, 0 if name == "position" else None), limit) for name, limit in limits.items()]
     numbers += [("batches", batches, (0, _MOST))] if used or batches is not None else []
@@ -67,12 +67,12 @@ def used_of(state: Mapping[str, Any], num_items: int) -> tuple[EpochProgress, ..
             raise ValueError(f"The state says that {name!r} is {str(number)[:99]}; allowed are {least} to {most}.")
     ranks = tuple(EpochProgress(*one) for one in used)
     positions = {0, *(one.num_items for one in ranks)}
-    # Each batch has an item, but those of the last round, which may be repeated to fill up.
+    # Each batch has an item, except batches of padding in the last round.
     full = sum(one.num_packs - one.world_size * one.group for one in ranks if one.num_items)
     if full > num_items or state.get("position", 0) not in positions:
         raise ValueError(
             f"The state says that {[list(one) for one in ranks]} were used and the position is "
-            f"{state.get('position')}, which cannot be of {num_items} items. Pass what state_dict() returned."
+            f"{state.get('position')}, which is impossible with {num_items} items. Pass the result of state_dict()."
         )
     return ranks
 
@@ -83,11 +83,11 @@ class EpochPlan:
 
     Args:
         key: Seed and epoch.
-        shard: Which of the batches this process loads.
-        used: What other numbers of ranks had used of the epoch before it continued with this one.
-        whole: The batches of all ranks, before any of them is split.
-        left: Those that come with this number of ranks.
-        packs: The batches of this rank.
+        shard: Shard of this process.
+        used: Batches used before the number of ranks changed.
+        whole: Batches of all ranks, before any is split.
+        left: Batches that remain for the present number of ranks.
+        packs: Batches of this rank.
     """
 
     key: tuple[int, int]
@@ -99,23 +99,23 @@ class EpochPlan:
 
     @property
     def num_items(self) -> int:
-        """Items of this rank."""
+        """Number of items of this rank."""
         return len(self.packs) // self.shard.group
 
     @cached_property
     def fingerprint(self) -> int:
-        """A number that all ranks have in common, and that another order or packing changes."""
+        """Number that is equal on all ranks, and differs for another order or packing."""
         whole = self.whole
         return zlib.crc32(np.ascontiguousarray(whole.indices).data, zlib.crc32(np.ascontiguousarray(whole.ptr).data))
 
 
 class Run:
-    """One pass over the items of an epoch, and how many of them it has given.
+    """One pass over the items of an epoch, and the number of items that it has given.
 
     Args:
-        epoch: Its number.
-        used: The used parts of the epoch, last with the number of ranks that it has now.
-        resumes: The fingerprint of the batches among which that was.
+        epoch: Number of the epoch.
+        used: Used parts of the epoch; the last one is for the present number of ranks.
+        resumes: Fingerprint of the batches when the state was taken; None if no state was loaded.
     """
 
     __slots__ = ("beside", "epoch", "has_started", "is_copy", "is_over", "resumes", "used")
@@ -123,11 +123,11 @@ class Run:
     def __init__(self, epoch: int, used: tuple[EpochProgress, ...] = (), resumes: int | None = None) -> None:
         self.epoch, self.used, self.resumes = epoch, used, resumes
         self.has_started = self.is_copy = self.is_over = False
-        self.beside: Run | None = None  # the older pass that was running when this one began
+        self.beside: Run | None = None  # the older pass that was running when this pass began
 
     @property
     def position(self) -> int:
-        """Items given with the number of ranks that there is now."""
+        """Number of items given with the present number of ranks."""
         return self.used[-1].num_items if self.used else 0
 
     @position.setter
@@ -135,10 +135,10 @@ class Run:
         self.used = (*self.used[:-1], self.used[-1]._replace(num_items=number))
 
     def used_before(self, part: Shard) -> tuple[EpochProgress, ...]:
-        """Progress of ranks that are not the present ones."""
+        """Return the parts that other numbers of ranks have used."""
         return self.used[:-1] if self.used and self.used[-1][:2] == (part.world_size, part.group) else self.used
 
     def go_on(self, part: Shard) -> None:
-        """Counts for the ranks that there are now, perhaps other than those of the state that was loaded."""
+        """Begin to count for the present number of ranks, which may differ from the number in a loaded state."""
         if self.used_before(part) == self.used:
             self.used = (*self.used, EpochProgress(part.world_size, part.group, 0))

@@ -1,8 +1,8 @@
-"""The one epoch: sizes in, indices out. Which batch holds what, for which rank, and how far a run has come.
+"""The epochs of every loader: which indices each batch holds, for each rank, and the position of a run.
 
-A `Packer` knows what batches are made of and puts indices together. An `EpochSampler` knows all else: the order of an
-epoch, which follows from the seed and its number alone, the shard of this process, and where a run that was broken off
-continues. Neither knows how a batch is made of its indices; that is what a loader adds.
+A `Packer` knows the items that batches are made of, and groups their indices. An `EpochSampler` knows the order of an
+epoch, which follows from the seed and the number of the epoch, the shard of this process, and the position at which an
+interrupted run continues. A loader then makes the batches from the indices.
 """
 
 from abc import ABC, abstractmethod
@@ -24,75 +24,75 @@ from popgeo.sampling.compressed_graph import check_range
 
 
 class Packer(ABC):
-    """Puts the indices of an epoch together into batches.
+    """A rule that groups the indices of an epoch into batches.
 
     Attributes:
-        num_items: How many graphs, or what else indices count, there are.
+        num_items: Number of graphs, seeds, events or other items that indices count.
     """
 
     num_items: int
 
     def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
-        """Every index once, in the order of an epoch; None for 0, 1, 2, ... int64 [num_items]"""
+        """Return every index once, in the order of an epoch, int64 [num_items]; None means ascending order."""
         return torch.randperm(self.num_items, generator=generator).numpy() if shuffle else None
 
     @abstractmethod
     def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
-        """Batches of some indices, in the order given, with what has to be drawn for it.
+        """Group some indices into batches.
 
         Args:
-            order: The indices; None for all, in the order that they have. int64 [number of indices]
+            order: The indices in order; None for all, ascending. int64 [number of indices]
             generator: Source of randomness.
 
         Raises:
-            ValueError: something fits no batch.
+            ValueError: an item fits no batch.
         """
 
     def check(self, packs: Packs) -> None:
-        """Refuses batches, perhaps chosen by a user, that cannot be made."""
+        """Raise if a batch, perhaps of a user's sampler, cannot be made."""
         return
 
     def check_unchanged(self) -> None:
-        """Refuse to begin an epoch if the things that batches are made of have changed since they were read."""
+        """Raise if the dataset has changed since it was read. Called before each epoch."""
         return
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderPacker(Packer):
-    """Puts indices together by a function of their order alone.
+    """A packer that groups indices by a function of their order.
 
     Args:
-        num_items: How many there are.
-        together: Puts some of them together, in the order given.
+        num_items: Number of items.
+        together: Groups some of them, in the given order.
     """
 
     num_items: int
     together: Callable[[np.ndarray], Packs]
 
     def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
-        """Batches of some indices, in the order given."""
+        """Group some indices into batches, in the given order."""
         return self.together(np.arange(self.num_items) if order is None else order)
 
 
 class EpochSampler:
     """The epochs of a loader, one after another.
 
-    An epoch begins with its first item: an iterator from which nothing is drawn changes nothing. Without a seed the
-    first epoch draws one from torch's generator. Until then a plan is that of an epoch that would begin now.
+    An epoch begins with its first item, so an iterator that gives no item changes nothing. Without a seed the first
+    epoch draws one from torch's generator. Before that, a plan is the plan of an epoch that would begin now.
 
     Args:
-        packer: Puts indices together into batches.
-        choices: Order, seed, shard, and how many batches one item holds.
-        unit: What indices count, in a state and in errors.
-        work: What each of them costs, for steps that are equally long on all ranks; see `balanced`. None leaves the
-            batches in the packer's order.
+        packer: Groups indices into batches.
+        choices: Order, seed, shard, and number of batches in one item.
+        unit: Name of the items, in a state and in errors.
+        work: Cost of each item, for steps that are equally long on all ranks; see `balanced`. None keeps the packer's
+            order.
 
     Attributes:
-        drawn_seed: With the number of an epoch it decides every order and every draw.
-        num_alike: How many processes need one seed; 0 for the number of shards.
+        drawn_seed: Seed that decides every order and every draw, with the number of an epoch.
+        num_alike: Number of processes that need the same seed; 0 for the number of shards.
 
     Raises:
-        ValueError: `choices.options` asks for replicas that `world_size` ranks cannot share.
+        ValueError: `world_size` ranks cannot share the replicas of `choices.options`.
     """
 
     def __init__(
@@ -102,17 +102,18 @@ class EpochSampler:
         self.drawn_seed, self.num_alike = EpochSeed(choices.seed), 0
         num_mini_batches(choices.options, choices.world_size or 1)
         self._run = Run(0)
-        self._drawn: Run | None = None  # a pass that was drawn to its end, perhaps ahead of its use
-        self._given: Run | None = None  # of several passes at a time, the one whose place a state tells
+        self._drawn: Run | None = None  # a pass that was drawn to its end, perhaps before its items were used
+        self._given: Run | None = None  # the pass that a state describes, if several run at a time
         self._plan: EpochPlan | None = None
         self._behind, self._is_loaded = 0, False
 
     @property
     def shard(self) -> Shard:
-        """What this process loads; looked up for each epoch, since processes may form a group after the loader is made.
+        """Shard of this process, looked up for each epoch, since processes may form a group after the loader is made.
 
         Raises:
-            ValueError: see `shard_of_this_process`; or the order is a sampler's, which may differ in each process.
+            ValueError: `shard_of_this_process` raises; or a sampler, which may differ in each process, decides the
+                order.
         """
         rank, world_size, options = self.choices.rank, self.choices.world_size, self.choices.options
         if rank is None or world_size is None:
@@ -127,19 +128,19 @@ class EpochSampler:
 
     @property
     def seed(self) -> int | None:
-        """With the number of an epoch it decides every order and every draw; None before the first epoch draws it."""
+        """Number that decides every order and every draw, with the number of an epoch; None before it is drawn."""
         return self.drawn_seed.number
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that is running or comes next."""
+        """Number of the epoch that is running or comes next."""
         return self._run.epoch
 
     def whole(self, seed: int, epoch: int) -> Packs:
-        """The batches of one epoch, of all ranks.
+        """Return the batches of one epoch, of all ranks.
 
         Raises:
-            ValueError: a sampler gives what there is not, or something fits no batch.
+            ValueError: a sampler yields an index outside the dataset, or an item fits no batch.
         """
         choices = self.choices
         tell = getattr(choices.sampler if choices.batch_sampler is None else choices.batch_sampler, "set_epoch", None)
@@ -155,7 +156,7 @@ class EpochSampler:
         return packs
 
     def _drawn_as(self, epoch: int) -> int:
-        """The epoch that names what is drawn: without shuffle it is drawn alike in every epoch."""
+        """Return the number that random draws of an epoch depend on: 0 without shuffle, so that all draw the same."""
         return epoch if self.choices.shuffle or self.choices.sampler is not None else 0
 
     def _order(self, generator: torch.Generator) -> np.ndarray | None:
@@ -166,7 +167,7 @@ class EpochSampler:
         return order
 
     def plan(self, epoch: int | None = None, run: Run | None = None) -> EpochPlan:
-        """The batches of an epoch, by default of the one that is running or comes next; made when first asked for."""
+        """Return the batches of an epoch, by default of the epoch that is running or comes next."""
         run = run or self._run
         key, part = (self.drawn_seed.now(), run.epoch if epoch is None else epoch), self.shard
         used = run.used_before(part) if key[1] == run.epoch else ()
@@ -181,20 +182,21 @@ class EpochSampler:
         return plan
 
     def _in_steps(self, packs: Packs, together: int, key: tuple[int, int], number: int) -> Packs:
-        """As many batches as make whole steps, in an order in which steps are equally long if costs are given."""
+        """Split, drop or reorder batches so that they make whole steps, equally long ones if costs are given."""
         drops = self.choices.drop_last
         if self.work is None or together == 1:
             return in_whole_steps(packs, together, drops)
         return balanced(packs, self.work, together, generator_of(key[0], self._drawn_as(key[1]), number), drops)
 
     def begin(self, is_copy: bool = False) -> tuple[Run, EpochPlan]:
-        """Starts the next pass, where the last state that was loaded stopped.
+        """Start the next pass, at the position of a state that was loaded.
 
         Args:
-            is_copy: The batches are drawn for another loader, which skips what was used by itself.
+            is_copy: Whether another loader draws these batches. It skips used batches by itself.
 
         Raises:
-            ValueError: the state was taken among other batches than these, or a copy would use some of them twice.
+            ValueError: the epoch had different batches when the state was taken, or a copy would use some batches
+                twice.
         """
         self.packer.check_unchanged()
         at = self._run
@@ -221,15 +223,19 @@ class EpochSampler:
         return run, plan
 
     def give(self, run: Run) -> None:
-        """Count an item that a pass gives. A state then tells the place of this pass."""
+        """Count an item of a pass. A state then describes this pass."""
         run.position += 1
         self._given = run
 
     def end(self, run: Run, is_whole: bool = True) -> None:
-        """Note that a pass has come to its end, or was given up before.
+        """Note that a pass has ended, or was given up.
 
-        If it ran within an older pass, as a look at one batch or an evaluation does, it leaves no trace: states and
-        the next epoch are again those of the older pass. An older pass that gave one item was such a look itself.
+        A pass may run within an older pass, as a look at one batch or an evaluation does. It then leaves no trace:
+        states and the next epoch are again those of the older pass. An older pass of one item was itself such a look.
+
+        Args:
+            run: The pass.
+            is_whole: Whether it gave all of its items.
         """
         run.is_over, older = True, run.beside
         is_within = self._given is run and older is not None and not older.is_over
@@ -242,12 +248,12 @@ class EpochSampler:
                 self._run, self._drawn = Run(self._run.epoch + 1), run
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that comes next; a state that was loaded for the same epoch keeps its position."""
+        """Choose the epoch that comes next. A state that was loaded for the same epoch keeps its position."""
         self._behind, self._is_loaded = 0, False
         self._go_to(epoch)
 
     def follow(self, epoch: int) -> None:
-        """As `set_epoch`, for a trainer that counts by itself, perhaps from 0 again after a restart."""
+        """Choose the epoch that comes next, for a trainer that may count from 0 again after a restart."""
         if self._is_loaded and epoch < self.epoch:
             self._behind = self.epoch - epoch
         self._is_loaded = False
@@ -259,22 +265,25 @@ class EpochSampler:
             self._run = Run(epoch)
 
     def state_dict(self, num_items: int | None = None) -> dict[str, Any]:
-        """After how many items of which epoch the current pass stands; the same for all ranks.
+        """Return the position of the current pass: epoch and number of items. It is the same for all ranks.
 
-        A run of another number of ranks may continue from it: the rest of the epoch is then shared out again.
+        A run with a different number of ranks may continue from it: the rest of the epoch is then shared out again.
 
         Args:
-            num_items: How many items of the pass have been used; None means all that were drawn.
+            num_items: Number of items of the pass that have been used. Default: all that were drawn.
 
         Raises:
-            ValueError: a copy draws the batches, which may be ahead of what it has given; or fewer have been drawn.
+            ValueError: another loader draws the batches, so the number in use is unknown; or fewer items than
+                `num_items` were drawn.
         """
         now = self._given or self._run
         run = self._drawn if num_items and self._drawn is not None and not self._run.has_started else now
         if num_items is not None and not 0 <= num_items <= run.position:
             raise ValueError(f"{num_items} items cannot have been used: {run.position} of this pass have been drawn.")
         if run.is_copy:
-            raise ValueError("Another DataLoader draws batches: their number is not known here. Iterate over this one.")
+            raise ValueError(
+                "Another DataLoader draws batches: their number is not known here. Iterate over this loader."
+            )
         at = Run(run.epoch, run.used, run.resumes)
         if num_items is not None and run.used:
             at.position = num_items
@@ -286,25 +295,27 @@ class EpochSampler:
             if position == plan.num_items:
                 epoch, position, used = epoch + 1, 0, []
         state = {"epoch": epoch, "position": position, "seed": self.seed, f"num_{self._unit}": self.packer.num_items}
-        # The same names in every state: what saves and restores by name would leave out others.
+        # Every state has the same names: a checkpointer that restores by name would ignore additional ones.
         return {**state, "batches": known if used else None, "used": used}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next pass continue where `state_dict` was taken, with the random seed of that run.
+        """Make the next pass continue at the position of a state, with the random seed of that run.
 
         Raises:
-            ValueError: the state is of a different loader, of a different number of graphs or of seed nodes, or holds
-                an impossible number. The loader then stays as it was.
+            ValueError: the state was taken of a loader with different items, or holds an impossible number. The loader
+                then stays unchanged.
         """
         if not isinstance(state, Mapping):
             raise ValueError(f"The state is a {type(state).__name__}, not a mapping. Pass what state_dict() returned.")
         if state.get("position") and "used" not in state:
             raise ValueError(
                 f"The state was taken in the middle of epoch {state['epoch']} by an earlier version of popgeo, whose "
-                f"batches were others. Begin the next epoch with set_epoch({state['epoch'] + 1})."
+                f"batches differ. Begin the next epoch with set_epoch({state['epoch'] + 1})."
             )
         if "epoch" not in state:
-            raise ValueError(f"The state has {sorted(state)} and no epoch: no loader has written it. See state_dict().")
+            raise ValueError(
+                f"The state has {sorted(state)} and no epoch. Pass the result of state_dict() of a loader."
+            )
         found = state.get(f"num_{self._unit}", 0)
         if found != self.packer.num_items:
             raise ValueError(

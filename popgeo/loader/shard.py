@@ -1,4 +1,4 @@
-"""Which batches belong to which rank: disjoint, complete, and equally many for all."""
+"""The shards of the batches of an epoch: disjoint, complete, and equally long for all ranks."""
 
 import heapq
 import math
@@ -15,11 +15,11 @@ from popgeo.packing import Packs
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """What one process loads of an epoch.
+    """The part of an epoch that one process loads.
 
     Args:
-        rank: Which shard.
-        world_size: Of how many.
+        rank: Number of the shard.
+        world_size: Number of shards.
         group: Batches of an item.
     """
 
@@ -29,11 +29,11 @@ class Shard:
 
 
 def shard_of_this_process() -> tuple[int, int]:
-    """Rank and number of the processes in the default group of `torch.distributed`; (0, 1) if there is only one.
+    """Return the rank and the number of processes in the default group of `torch.distributed`; (0, 1) without a group.
 
     Raises:
-        ValueError: this is one of several processes, by their launcher's `WORLD_SIZE`, but they have no group yet. Each
-            of them would load all graphs.
+        ValueError: a launcher's `WORLD_SIZE` names several processes, but they have no group yet. Each of them would
+            load all graphs.
 
     Example:
         >>> shard_of_this_process()
@@ -52,11 +52,11 @@ def shard_of_this_process() -> tuple[int, int]:
 
 
 def in_whole_steps(packs: Packs, together: int, drop_last: bool = False) -> Packs:
-    """The batches of all ranks, a multiple of `together` of them; rank r takes number r and every world_size-th on.
+    """Split batches in two until their number is a multiple of `together`.
 
-    Batches are split in two until their number is such a multiple, so that every graph is used once and all ranks do
-    equally many steps; where even that is not enough, batches of padding alone are added. With `drop_last` the batches
-    that are too many are dropped instead.
+    Every graph is then used once, and all ranks do equally many steps. If splitting is not enough, batches of padding
+    are added. With `drop_last` the batches that are too many are dropped instead. Rank r later takes batch r and every
+    `world_size`-th batch after it.
 
     Example:
         >>> packs = Packs.from_lists([[0, 1, 2], [3, 4], [5]])
@@ -75,7 +75,7 @@ def in_whole_steps(packs: Packs, together: int, drop_last: bool = False) -> Pack
 
 
 def _cuts(ptr: np.ndarray, wanted: int) -> list[int]:
-    """Where to split batches in two to get that many more; the largest first, of equal ones the last."""
+    """Return up to `wanted` places at which to split batches in two: the largest first, of equal batches the last."""
     cuts: list[int] = []
     heap = [(start - stop, -start, stop) for start, stop in pairwise(ptr.tolist())]
     heapq.heapify(heap)
@@ -92,10 +92,10 @@ def _cuts(ptr: np.ndarray, wanted: int) -> list[int]:
 
 
 def num_mini_batches(options: Any, world_size: int = 1) -> int:
-    """How many batches one item of one rank holds; replicas are shared by the ranks.
+    """Return the number of batches in one item of one rank. The ranks share the replicas.
 
     Raises:
-        ValueError: `options` is neither a number nor has the counts, or its replicas cannot be shared evenly.
+        ValueError: `options` is neither a number nor has the counts, or the ranks cannot share its replicas evenly.
 
     Example:
         >>> num_mini_batches(None), num_mini_batches(6)
@@ -106,11 +106,13 @@ def num_mini_batches(options: Any, world_size: int = 1) -> int:
     else:
         missing = [name for name in _COUNTS if not hasattr(options, name)]
         if missing:
-            raise ValueError(f"options is a {type(options).__name__} without {missing}. Pass a number or such object.")
+            raise ValueError(
+                f"options is a {type(options).__name__} without {missing}. Pass a number, or an object with these."
+            )
         if options.replication_factor % world_size:
             raise ValueError(
                 f"options.replication_factor is {options.replication_factor}, which {world_size} ranks cannot share "
-                f"evenly. Choose a multiple of {world_size}, or pass rank=0 and world_size=1 for a loader of its own."
+                f"evenly. Choose a multiple of {world_size}, or pass rank=0 and world_size=1: all in each process."
             )
         count = math.prod(getattr(options, name) for name in _COUNTS) // world_size
     if count < 1:

@@ -1,4 +1,4 @@
-"""Turns packs of graphs into batches: from a flat dataset, or graph by graph if it cannot be flattened."""
+"""Sources that make batches from packs of graphs: from a flat dataset, or graph by graph from any other."""
 
 import math
 import warnings
@@ -30,11 +30,11 @@ _GRAPHS_AT_ONCE = 512
 
 
 class BatchSource(ABC):
-    """Makes batches from packs of graphs, or of what else a batch is made from.
+    """A source that makes batches from packs of graphs, seeds, events or triples.
 
     Attributes:
-        collater: What makes a batch of a list of graphs, if batches are made of a list.
-        layout: How a batch is laid out, where `cut` writes into memory that it is given.
+        collater: Makes a batch from a list of graphs; None if batches are not made from lists.
+        layout: Layout of a batch; None if `cut` ignores the memory that it is given.
     """
 
     collater: Any = None
@@ -42,26 +42,29 @@ class BatchSource(ABC):
 
     @abstractmethod
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":
-        """One item for each `group` packs.
+        """Return one item for each `group` packs.
 
         Args:
-            packs: The graphs of each batch.
-            key: Seed and epoch, from which trimming draws.
+            packs: Graphs of each batch.
+            key: Seed and epoch, for random draws.
             group: Batches in one item; it divides the number of packs.
-            memory: Where to write; None takes new memory.
+            memory: Memory to write to. Default: new memory.
         """
 
     def expect(self, packs: Packs, start: int) -> None:
-        """Says that the batches from number `start` on come next, to a source that can prepare for it."""
+        """Prepare for the batches from number `start` on, which come next."""
         return
 
     def batches_at_once(self, packs: Packs) -> int:
-        """How many batches are best made in one call: it costs them less each, while their graphs fit the cache."""
+        """Return the number of batches to make in one call: many save time, as long as their graphs fit the cache."""
         return math.ceil(_GRAPHS_AT_ONCE * len(packs) / max(1, packs.num_graphs))
 
 
 class FlatSource(BatchSource):
-    """Cuts batches out of a flat dataset, read ahead where it lies on disk; those to be trimmed are made one by one."""
+    """A source that cuts batches out of a flat dataset, and reads ahead if it lies on disk.
+
+    Batches to be trimmed are made one by one.
+    """
 
     def __init__(self, store: FlatStore, collater: FixedSizeCollater, chunk_order: ChunkOrder | None = None) -> None:
         self.store, self.collater = store, collater
@@ -71,7 +74,7 @@ class FlatSource(BatchSource):
         self.limits = collater.options.limits(store.size_axes)
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":
-        """One item for each `group` packs."""
+        """Return one item for each `group` packs."""
         if not (self.collater.trim_nodes or self.collater.trim_edges):
             return self.cutter.cut(packs, memory, group)
         over = np.asarray((totals_of_packs(self.store.sizes, packs.indices, packs.ptr) > self.limits).any(axis=1))
@@ -87,7 +90,7 @@ class FlatSource(BatchSource):
         return grouped(batches, group)
 
     def expect(self, packs: Packs, start: int) -> None:
-        """Reads the graphs of coming batches from disk."""
+        """Read the graphs of coming batches from disk."""
         if self._ahead is not None:
             self._ahead.expect(packs, start)
 
@@ -96,28 +99,28 @@ class FlatSource(BatchSource):
 
 
 class FetchingSource(BatchSource):
-    """Fetches each graph from a dataset that is not flat, such as one with a random transform, or one on disk.
+    """A source that fetches each graph from a dataset that is not flat, for example with a random transform.
 
-    A batch that turns out too large, since its graphs were not measured or a transform changed them, is treated as any
-    oversize batch.
+    A batch may turn out too large, because its graphs were not measured or a transform changed them. It is then treated
+    as any oversize batch.
     """
 
     def __init__(self, dataset: Any, collater: FixedSizeCollater, like: FlatStore) -> None:
         self.dataset, self.collater, self.like = dataset, collater, like
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":
-        """One item for each `group` packs, each graph fetched again."""
+        """Return one item for each `group` packs. Each graph is fetched again."""
         batches = []
         for ids in packs:
             graphs = [self.dataset[i] for i in ids.tolist()]
-            # A batch of padding alone has no graph, and the attributes of any.
+            # A batch of padding has no graph, but the attributes of all others.
             store = self.collater.flat(graphs, ids.tolist()) if graphs else self.like.view([])
             batches.append(self.collater.collate(store, generator_of(*key, ids)))
         return grouped(batches, group)
 
 
 def opened_for(dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -> tuple[OpenDataset, LayoutChoices]:
-    """A dataset for a loader, and the layout, completed by what the attributes' rows belong to.
+    """Return the open dataset of a loader, and the layout with the level of each attribute.
 
     Warns if graphs must be fetched again in each epoch.
     """
@@ -127,15 +130,15 @@ def opened_for(dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -
         store = sorted_by_destination(opened.store) if layout.sort_edges else opened.store
         return replace(opened, store=store), replace(layout, sort_edges=store.row_ends is not None)
     warnings.warn(
-        f"{opened.why_not_all}, so each graph is fetched again in every epoch, which is slow. If that is not wanted, "
+        f"{opened.why_not_all}, so each graph is fetched again in every epoch, which is slow. To avoid this, "
         f"pass list(dataset) or FlatStore.from_dataset(dataset): transforms then run once.",
-        stacklevel=4,
+        stacklevel=5,
     )
     return opened, replace(layout, levels=levels_of(opened.store.attributes, levels))
 
 
 def grouped(batches: "list[Batch]", group: int) -> "list[Batch]":
-    """One item for each `group` batches."""
+    """Join each `group` batches to one item."""
     if group == 1:
         return batches
     return [join(batches[i : i + group]) for i in range(0, len(batches), group)]

@@ -1,4 +1,7 @@
-"""How graphs are put together into batches: the strategies of the loader, and functions of the user's."""
+"""Strategies that group graphs into batches: four of popgeo's, and any function of the user's.
+
+A new strategy is one row of `FixedSizeStrategy`.
+"""
 
 from collections.abc import Callable
 from enum import Enum
@@ -8,34 +11,52 @@ import numpy as np
 
 from popgeo.packing import Packs, optimal, stream, window
 
+Packing: TypeAlias = Callable[..., Packs]
+"""A function `packing(sizes, budget, *, generator) -> Packs`, such as those in `popgeo.packing`.
+
+Any such function is a strategy: pass it as `fixed_size_strategy`. The loader checks that its packs use each graph once
+and stay within the budget.
+"""
+
 
 class FixedSizeStrategy(Enum):
-    """How graphs are put together into batches.
+    """A way to group graphs into batches.
+
+    Each row has its number, its function, and whether the function draws a random order by itself. The order of the
+    other strategies is the dataset's order, shuffled if the user asks for it.
 
     Example:
         >>> FixedSizeStrategy["Window"]
         <FixedSizeStrategy.Window: 2>
     """
 
-    PadToMax = 0
-    """The same number of graphs, `batch_size - 1`, in every batch."""
-    StreamPack = 1
+    packing: Packing | None
+    draws_order: bool
+
+    PadToMax = 0, None
+    """The same number of graphs, `batch_size - 1`, in every batch. Sizes do not count, so it has no function."""
+    StreamPack = 1, stream
     """As many graphs as fit, in the order of the (shuffled) dataset."""
-    Window = 2
+    Window = 2, window, True
     """Full batches, as random as a shuffle: drawn from a window of pending graphs and finished by an exact fill."""
-    Optimal = 3
-    """As few batches as can be, for batches of a few graphs each."""
+    Optimal = 3, optimal, True
+    """As few batches as possible, for batches of a few graphs each."""
 
-
-DRAWN = (FixedSizeStrategy.Window, FixedSizeStrategy.Optimal)
-"""The strategies that put the graphs in a random order of their own."""
+    def __new__(cls, number: int, packing: Packing | None, draws_order: bool = False) -> "FixedSizeStrategy":
+        """Return a member with the number as its value."""
+        member = object.__new__(cls)
+        member._value_, member.packing, member.draws_order = number, packing, draws_order
+        return member
 
 
 E = TypeVar("E", bound=Enum)
 
 
 def member(enum: type[E], value: E | str) -> E:
-    """A member of an enum, also by its name.
+    """Return the member of an enum with this name; a member is returned unchanged.
+
+    Raises:
+        ValueError: the enum has no such member.
 
     Example:
         >>> member(FixedSizeStrategy, "Window")
@@ -48,24 +69,13 @@ def member(enum: type[E], value: E | str) -> E:
     raise ValueError(f"{value!r} is not a {enum.__name__}; pass one of {list(enum.__members__)}.")
 
 
-def strategy_of(strategy: "FixedSizeStrategy | Packing | str") -> "FixedSizeStrategy | Packing":
-    """A strategy, also by its name; functions pass as they are."""
+def strategy_of(strategy: FixedSizeStrategy | Packing | str) -> FixedSizeStrategy | Packing:
+    """Return the strategy with this name; members and functions are returned unchanged."""
     return strategy if callable(strategy) and not isinstance(strategy, Enum) else member(FixedSizeStrategy, strategy)
 
 
-Packing: TypeAlias = Callable[..., Packs]
-"""`packing(sizes, budget, *, generator) -> Packs`, as in `popgeo.packing`."""
-
-
-PACKINGS: dict[FixedSizeStrategy, Packing] = {
-    FixedSizeStrategy.StreamPack: stream,
-    FixedSizeStrategy.Window: window,
-    FixedSizeStrategy.Optimal: optimal,
-}
-
-
 def in_equal_numbers(order: np.ndarray, number: int, drop_last: bool) -> Packs:
-    """Equally many in every batch but the last, which `drop_last` drops if it has fewer.
+    """Group the items of an order by `number`; `drop_last` drops the last group if it has fewer.
 
     Example:
         >>> [pack.tolist() for pack in in_equal_numbers(np.array([4, 2, 0]), 2, drop_last=False)]

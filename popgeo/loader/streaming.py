@@ -1,4 +1,4 @@
-"""Batches of fixed size from graphs that come one by one and need not fit in memory."""
+"""Batches of fixed size from a stream of graphs that need not fit in memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -16,13 +16,13 @@ def stream_batches(
     window: int = 2048,
     generator: torch.Generator | None = None,
 ) -> Iterator[Batch]:
-    """Packs graphs as they come, drawing at random from the last few, such as those of an `IterableDataset`.
+    """Yield batches of a stream of graphs, such as an `IterableDataset`, in an order that is random within a window.
 
     Args:
-        graphs: Any number of graphs; about `window` of them are kept at a time.
-        collater: Makes the batches; its options say how large they are.
-        window: Graphs to choose from; more are more random.
-        generator: Source of randomness; None means torch's default one.
+        graphs: Any number of graphs; about `window` of them are in memory at a time.
+        collater: Makes the batches; its options are their sizes.
+        window: Number of graphs to draw from. A larger window is more random.
+        generator: Source of randomness. Default: torch's default generator.
 
     Raises:
         ValueError: a graph fits no batch.

@@ -1,4 +1,4 @@
-"""Whether graphs in memory are still those that a loader has read: it holds copies, which no later edit reaches."""
+"""A check that graphs in memory are unchanged since a loader copied them; later edits do not reach the copies."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -14,7 +14,7 @@ _version = attrgetter("_version")
 
 
 class TensorVersions:
-    """The values of all graphs of a dataset when they were read, by identity and version.
+    """The identities and versions of all values of a dataset's graphs when they were read.
 
     Args:
         dataset: The dataset.
@@ -23,7 +23,7 @@ class TensorVersions:
         >>> import torch
         >>> from torch_geometric.data import Data
         >>> graphs = [Data(y=torch.zeros(1)), Data(y=torch.zeros(1))]
-        >>> seen = SeenTensors(graphs)
+        >>> seen = TensorVersions(graphs)
         >>> graphs[1].y += 1
         >>> seen.first_change(graphs)
         "'y' of graph 1"
@@ -42,13 +42,13 @@ class TensorVersions:
         self._versions = [*map(_version, self._tensors)]
 
     def first_change(self, dataset: Any) -> str | None:
-        """Return the place of the first difference in words, None if there is none."""
+        """Return the place of the first difference, as text; None without a difference."""
         if not vars(self):
             self._look(dataset)
         owned, orders = _contents(dataset)
         stores = [store for _, store in owned]
         now = [*chain.from_iterable(map(dict.values, stores))]
-        # Each line is a loop in C: epochs of many small graphs must not wait for it.
+        # Each line is a loop in C, so that epochs of many small graphs do not wait.
         is_same = len(now) == len(self._values) and all(map(is_, now, self._values))
         is_same = is_same and self._names == [*map(tuple, stores)] and self._versions == [*map(_version, self._tensors)]
         if len(orders) != len(self._orders) or not all(map(np.array_equal, orders, self._orders)):
@@ -67,13 +67,14 @@ class TensorVersions:
         return None if len(owned) == len(self._names) else "a node or edge type"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # a copy has tensors of its own, which it looks at when it is first asked
+        return {}  # a copy has other tensors; it reads them at the first call
 
 
 def _contents(dataset: Any) -> tuple[Owned, list[np.ndarray]]:
-    """Return the values by name of each graph, or of all graphs joined, and the numbers by which subsets choose them.
+    """Return the values by name of each graph, or of all joined graphs, and the indices of subsets.
 
-    The graph of each dictionary is a number; joined graphs have a name. Graphs of lists need no numbers of subsets.
+    Each dictionary comes with the number of its graph, or with a name if graphs are joined. Subsets of lists need no
+    indices, because their graphs are listed one by one.
     """
     if (graphs := _graphs(dataset)) is not None:
         return [(number, store) for number, graph in enumerate(graphs) for store in _of_graph(graph)], []
@@ -95,8 +96,8 @@ def _contents(dataset: Any) -> tuple[Owned, list[np.ndarray]]:
 
 
 def _graphs(dataset: Any) -> Sequence[Any] | None:
-    """Return the graphs of a dataset that is made of lists."""
-    if type(dataset) in (list, tuple):  # others may make a graph each time
+    """Return the graphs of a dataset that is made of lists; None for any other dataset."""
+    if type(dataset) in (list, tuple):  # other sequences may make a new graph at each access
         return dataset
     if not isinstance(dataset, Subset | ConcatDataset):
         return None
@@ -123,5 +124,5 @@ def _is_equal(before: Any, now: Any) -> bool:
         return before is now
     try:
         return bool(before == now)
-    except (RuntimeError, ValueError):  # arrays and tensors within compare to more than one answer
+    except (RuntimeError, ValueError):  # arrays and tensors inside compare element by element
         return False

@@ -1,23 +1,20 @@
-"""What trainers see of a loader: that it shards by itself, how to tell it the epoch, and what no copy of it can do."""
+"""Samplers through which Lightning and accelerate see a loader: its shards, its epochs, and the limits of copies."""
 
 import sys
 from collections.abc import Iterator
-from inspect import Signature, signature
 from typing import Any, NoReturn
 
-from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from popgeo.loader.run import EpochPlan, Run
 from popgeo.loader.sampler import EpochSampler
-from popgeo.plain_surroundings import plain_surroundings
 
 
 class GraphIds(DistributedSampler[int]):
     """The graphs that this process loads in the epoch that is running or comes next, in order.
 
-    Trainers replace the sampler of a loader by one that shards, unless it is a `DistributedSampler`, as this one is;
-    and they tell it the number of each epoch.
+    A trainer replaces a loader's sampler by a sampler that shards, unless it is a `DistributedSampler`, as this class
+    is. A trainer also calls its `set_epoch` before each epoch.
     """
 
     def __init__(self, epochs: EpochSampler) -> None:
@@ -25,12 +22,12 @@ class GraphIds(DistributedSampler[int]):
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # torch has plain attributes
-        """Which shard."""
+        """Number of this process's shard."""
         return self.epochs.shard.rank
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
-        """Of how many."""
+        """Number of shards."""
         return self.epochs.shard.world_size
 
     def __iter__(self) -> Iterator[int]:
@@ -40,14 +37,17 @@ class GraphIds(DistributedSampler[int]):
         return self.epochs.plan().packs.num_graphs
 
     def set_epoch(self, epoch: int) -> None:
-        """How trainers choose the epoch that comes next."""
+        """Choose the epoch that comes next, as trainers do."""
         self.epochs.follow(epoch)
 
 
 class BatchIds:
-    """The graphs of each batch, for another `DataLoader` with the same dataset and `collate_fn`: each pass is an epoch.
+    """The graphs of each batch, for another `DataLoader` with the same dataset and `collate_fn`. A pass is an epoch.
 
-    Such a copy makes batches graph by graph, which is slower. If it could not be right, an error says so.
+    Such a copy makes batches graph by graph, which is slower. If its batches could be wrong, an error says so.
+
+    Attributes:
+        loader: The loader that these batches belong to. A trainer that makes the loader again finds it here.
     """
 
     def __init__(self, sampler: GraphIds, loader: object) -> None:
@@ -66,12 +66,12 @@ class BatchIds:
         return len(self.sampler.epochs.plan().packs)
 
     def set_epoch(self, epoch: int) -> None:
-        """How a copy chooses the epoch that comes next."""
+        """Choose the epoch that comes next, for a copy."""
         self.sampler.set_epoch(epoch)
 
     @property
     def drop_last(self) -> NoReturn:
-        """Asked for by who deals these batches out to several processes, which the loader has done already.
+        """Attribute that a trainer reads before it deals these batches out to several processes a second time.
 
         Raises:
             ValueError: always.
@@ -82,7 +82,7 @@ class BatchIds:
         )
 
     def state_dict(self) -> NoReturn:
-        """Asked for by torchdata's StatefulDataLoader, which would run ahead of what has been used.
+        """Refuse torchdata's StatefulDataLoader, which would run ahead of the batches that have been used.
 
         Raises:
             ValueError: always.
@@ -90,43 +90,12 @@ class BatchIds:
         raise ValueError("This loader has state_dict and load_state_dict itself. Use no StatefulDataLoader.")
 
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
-        """See `state_dict`."""
+        """Refuse torchdata's StatefulDataLoader, see `state_dict`."""
         self.state_dict()
 
 
-class MostGraphs(int):
-    """The most graphs of a batch, a number that knows whose batches these are."""
-
-    sampler: object
-
-
-class AskedForAgain(type(Sampler)):  # type: ignore[misc]  # the type of a class
-    """The type of loaders and samplers: constructing one from another loader's arguments returns that loader.
-
-    Lightning re-creates a loader in order to predict, from what it finds of its arguments, around the batch sampler of
-    the old one; and a batch sampler, in order to share batches out, with the `batch_size` of the old one. It wants the
-    very same batches, and ours are shared out already.
-    """
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A new loader or sampler, or the one whose batches these are."""
-        inner, size = getattr(kwargs.get("batch_sampler"), "_batch_sampler", None), kwargs.get("batch_size")
-        if isinstance(size, MostGraphs):
-            return size.sampler
-        if isinstance(inner, BatchIds):
-            return inner.loader
-        with plain_surroundings():
-            return super().__call__(*args, **kwargs)
-
-    @property
-    def __signature__(cls) -> Signature:
-        """That of `__init__`, for `help` and for editors: they would show that of `__call__`."""
-        of_instances = signature(cls.__init__)  # type: ignore[misc]
-        return of_instances.replace(parameters=list(of_instances.parameters.values())[1:])
-
-
 def under_accelerate(loader: Any, batches: Iterator[Any], run: Run, plan: EpochPlan) -> Iterator[Any]:
-    """The batches on accelerate's device, while it knows which loader runs and when it gives its last batch.
+    """Yield the batches on accelerate's device, and tell accelerate which loader runs and which batch is its last.
 
     Gradient accumulation then ends with the epoch, and nothing that is gathered is dropped, since no graph is repeated.
     """

@@ -1,4 +1,4 @@
-"""Batches of a knowledge graph's triples, with equally many slots for each pair of shards, and their negatives."""
+"""The loader of a knowledge graph's triples: equally many slots for each pair of shards, and negatives."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from popgeo.data.cut import BatchMemory
-from popgeo.loader.epoch_choices import EpochChoices, chosen
-from popgeo.loader.epoch_loader import EpochLoader
+from popgeo.loader.epoch_choices import EpochArguments, EpochChoices, choices_from
+from popgeo.loader.epoch_loader import EpochLoader, loader_class
 from popgeo.loader.sampler import OrderPacker
 from popgeo.loader.shard import shard_of_this_process
 from popgeo.loader.source import BatchSource
@@ -22,18 +23,18 @@ from popgeo.sampling.entity_shards import deal_triples, pair_of
 class TripleBatch(NamedTuple):
     """Triples and negatives of one shape; the arguments of `popgeo.nn.ShardedTraining`, in order.
 
-    A process gets the part of its `num_local` shards. Rows are those within a shard; what a shard looks up in its own
-    rows for the others stands under the shard that owns it.
+    A process gets the part of its `num_local` shards. Rows count within a shard. The rows that a shard looks up for
+    other shards are listed under the shard that owns them.
 
     Attributes:
         head: Row of each head in its shard. [num_local, num_shards of the tail, slots]
-        relation: Relation of each triple, as `head`.
+        relation: Relation of each triple; the shape of `head`.
         tail: Row of each tail in its shard. [num_local, num_shards of the head, slots]
-        triples_mask: True where the slot holds a triple, as `head`.
-        head_entity: Entity of each head, as `head`.
-        tail_entity: Entity of each tail, as `head`.
+        triples_mask: True if the slot holds a triple; the shape of `head`.
+        head_entity: Entity of each head; the shape of `head`.
+        tail_entity: Entity of each tail; the shape of `head`.
         negative: Rows that a shard sends to each shard. [num_local, num_shards that receive, num_negatives]
-        negative_entity: Entities that a shard receives, -1 where the row is empty.
+        negative_entity: Entities that a shard receives, -1 if the row is empty.
             [num_local, num_shards that send, num_negatives]
         weight: Triples of the whole batch for each shard, on average. [num_local]
     """
@@ -49,20 +50,20 @@ class TripleBatch(NamedTuple):
     weight: Tensor
 
     def to(self, device: torch.device | str) -> "TripleBatch":
-        """The same batch on a device."""
+        """Return the batch on a device."""
         return TripleBatch(*(tensor.to(device) for tensor in self))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TripleSource(BatchSource):
-    """Makes batches from packs of triples, and draws their negatives.
+    """A source that makes batches from packs of triples, and draws their negatives.
 
     Args:
-        triples: Head, relation and tail of each. int64 [num_triples, 3]
+        triples: Head, relation and tail of each triple. int64 [num_triples, 3]
         pair: The pair of shards of each triple. [num_triples]
-        shards: Where each entity lies.
+        shards: Shard and row of each entity.
         slots: Triples of a batch for each pair of shards.
-        num_negatives: Entities that each shard draws for each shard; None takes all that it has.
+        num_negatives: Entities that each shard draws for each shard; None takes all of its entities.
         local: The shards of this process.
     """
 
@@ -74,13 +75,13 @@ class TripleSource(BatchSource):
     local: slice
 
     def together(self, order: np.ndarray) -> Packs:
-        """The triples of each batch of an epoch, by pair of shards."""
+        """Group the triples of an epoch into batches, by pair of shards."""
         table = deal_triples(self.pair, self.shards.num_shards**2, self.slots, torch.from_numpy(order)).flatten(1)
         ends = (table >= 0).sum(1).cumsum(0).numpy()
         return Packs(table[table >= 0].numpy(), np.concatenate([[0], ends]))
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Any]:
-        """One item for each `group` packs, each tensor concatenated on dimension 0."""
+        """Return one item for each `group` packs, each tensor concatenated on dimension 0."""
         batches = [self._batch(ids, generator_of(*key, ids)) for ids in packs]
         starts = range(0, len(batches), group)
         return [TripleBatch(*map(torch.cat, zip(*batches[i : i + group], strict=True))) for i in starts]
@@ -91,7 +92,7 @@ class TripleSource(BatchSource):
         chosen = chosen.view(num_shards, num_shards, self.slots)
         mask = chosen >= 0
         head, relation, tail = torch.where(mask.unsqueeze(-1), self.triples[chosen.clamp(min=0)], 0).unbind(-1)
-        # Entity 0 may lie elsewhere, but its row is one that every shard has.
+        # Empty slots hold entity 0. It may be of another shard, but every shard has a row with its number.
         rows = self.shards.row
         negative, entity = self._negatives(generator)
         return TripleBatch(
@@ -107,7 +108,7 @@ class TripleSource(BatchSource):
         )
 
     def _negatives(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Rows that each shard sends to each, and the entities in them. [num_shards, num_shards, num_negatives] both"""
+        """Draw the rows that each shard sends to each, and their entities, [num_shards, num_shards, num_negatives]."""
         num_shards, num_rows = self.shards.entity.shape
         if self.num_negatives is None:
             rows = torch.arange(num_rows).expand(num_shards, num_shards, num_rows).contiguous()
@@ -117,25 +118,24 @@ class TripleSource(BatchSource):
         return rows, self.shards.entity.gather(1, rows.flatten(1)).view_as(rows)
 
 
+@loader_class
 class TripleLoader(EpochLoader):
-    """Epochs of triples in batches of one shape: equally many slots for each pair of shards (arXiv:2211.12281).
+    """A loader of triples in batches of one shape: equally many slots for each pair of shards (arXiv:2211.12281).
 
-    So every shard looks up, sends and receives equally much in each step. An epoch has each triple once; the slots that
-    a pair cannot fill are masked. Each shard contributes as many negatives as the next. The batches of an epoch follow
-    from the seed and its number alone, also where several processes each take their part of every batch.
+    Every shard therefore looks up, sends and receives equally much in each step. An epoch has each triple once. Slots
+    that a pair cannot fill are masked. All shards contribute equally many negatives. The batches of an epoch follow
+    from the seed and the number of the epoch, also if several processes each take their part of every batch.
 
     Args:
-        triples: Head, relation and tail of each. int64 [num_triples, 3]
-        shards: Where each entity lies.
+        triples: Head, relation and tail of each triple. int64 [num_triples, 3]
+        shards: Shard and row of each entity.
         slots: Triples of a batch for each pair of shards; a batch holds `num_shards ** 2` times as many.
-        num_negatives: Entities that each shard draws for each shard, with replacement; None takes all that it has.
-        shuffle: Whether each epoch has an order of its own.
-        seed: Decides orders and negatives. None draws it from torch's generator when the first epoch begins; processes
-            of a group agree on the first one's.
-        rank: Which process this is; by default that of this process in `torch.distributed`.
-        world_size: Of how many, which share the shards evenly: process 0 has the first ones.
-        kwargs: By their names, what else `EpochChoices` has, such as `background` and `device`; and what torch's
-            `DataLoader` takes, such as `num_workers`.
+        num_negatives: Entities that each shard draws for each shard, with replacement. Default: all of its entities.
+        shuffle: Whether each epoch has a random order.
+        seed: Number that decides orders and negatives; see `EpochChoices`.
+        options: Number of batches in one item, or an object that has it; see `EpochChoices`.
+        kwargs: Further arguments; `EpochChoices` explains those that are not torch's. Here `rank` and `world_size` are
+            the processes that share each batch: process 0 has the first shards. `batch_sampler` is refused.
 
     Raises:
         ValueError: a number is not positive, the triples do not fit, or the processes cannot share the shards.
@@ -159,16 +159,16 @@ class TripleLoader(EpochLoader):
         *,
         shuffle: bool = True,
         seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        **kwargs: Any,
+        options: Any = None,
+        **kwargs: Unpack[EpochArguments],
     ) -> None:
         for name, number in (("slots", slots), ("num_negatives", num_negatives)):
             if number is not None and number < 1:
                 raise ValueError(f"{name} is {number}; it must be at least 1.")
-        choices = chosen(EpochChoices, kwargs, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size)
+        choices = choices_from(EpochChoices, kwargs, shuffle=shuffle, seed=seed, options=options)
         if choices.batch_sampler is not None:
             raise ValueError("Slots decide which triples share a batch; leave batch_sampler out.")
+        rank, world_size = choices.rank, choices.world_size
         own = shard_of_this_process() if rank is None or world_size is None else (rank, world_size)
         self._rank, self._world_size = own
         num_local, left_over = divmod(shards.num_shards, self._world_size)
@@ -185,17 +185,17 @@ class TripleLoader(EpochLoader):
         packer = OrderPacker(num_items=len(triples), together=source.together)
         # Processes share each batch, so all of them go through the batches of one shard.
         choices, batch_size = replace(choices, rank=0, world_size=1), shards.num_shards**2 * slots
-        super().__init__(triples, source, packer, choices, batch_size=batch_size, **kwargs)
+        super().__init__(triples, source, packer, choices, batch_size, kwargs)
         self._epochs.num_alike = self._world_size
 
     @property
     def rank(self) -> int:
-        """Which part of every batch this process loads."""
+        """Number of the part of every batch that this process loads."""
         return self._rank
 
     @property
     def world_size(self) -> int:
-        """Processes that share each batch."""
+        """Number of processes that share each batch."""
         return self._world_size
 
     def _in_one_line(self) -> str:

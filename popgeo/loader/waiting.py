@@ -1,4 +1,4 @@
-"""How long a training waited for its batches: if it did, the loader starves the step."""
+"""A stopwatch for the time that a training waits for its batches."""
 
 import time
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ T = TypeVar("T")
 
 @dataclass
 class Waiting:
-    """What the items of an epoch have cost the one who asked for them.
+    """The time that the consumer of an epoch waited for items.
 
     Attributes:
-        seconds: From each request to its item, all together; making the first one takes longest.
-        items: How many were asked for.
-        between: Seconds from each item to the next request: what the consumer did meanwhile.
+        seconds: Total time from each request to its item; the first item takes longest.
+        items: Number of items.
+        between: Total seconds from each item to the next request, while the consumer works.
     """
 
     seconds: float = 0.0
@@ -24,7 +24,7 @@ class Waiting:
 
     @property
     def share(self) -> float:
-        """The share of the time so far that was spent waiting; 0 if no step waits.
+        """Share of the time so far that was spent waiting, 0 to 1.
 
         Example:
             >>> Waiting(seconds=1.0, items=4, between=3.0).share
@@ -34,7 +34,7 @@ class Waiting:
         return self.seconds / total if total else 0.0
 
     def of(self, items: Iterator[T]) -> Iterator[T]:
-        """The same items; each is counted, and the time until it comes.
+        """Yield the items, and count them and the time until each arrives.
 
         Example:
             >>> waiting = Waiting()

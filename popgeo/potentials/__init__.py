@@ -1,5 +1,5 @@
-"""Other people's potentials at fixed shape: loaders of the very batches that their training loops take.
+"""Potentials of other frameworks at fixed shape: loaders of the batches that their own training loops take.
 
-One file a framework, imported by its name, as each needs that framework: `from popgeo.potentials import mace`. What
-they have in common, the contract of their batches, is in `padding.py`.
+There is one file per framework, imported by its name, since each needs its framework: `from popgeo.potentials import
+mace`. The common contract of batches is in `padding.py`.
 """

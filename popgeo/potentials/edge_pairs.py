@@ -1,8 +1,8 @@
-"""Opposite edges have one length, so what a model makes of lengths alone is made once for both.
+"""Pairs of opposite edges, which have one length, so that functions of length run once per pair.
 
-In a list of neighbors that holds each pair in both directions, half of the work on distances, the radial network that
-gives an edge its weights above all, is done twice. A batch says in `opposite_edge` [E] which edge joins the same atoms
-the other way; padding edges, which are all as long, represent one another two by two.
+A list of neighbors usually holds each pair of atoms in both directions. Functions of distances, above all the radial
+network for the edges' weights, then do their work twice. `opposite_edge` [E] of a batch is the edge that joins the same
+atoms in the other direction. Padding edges, which all have the same length, are paired with their neighbors.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ OPPOSITE = "opposite_edge"
 
 
 def opposite_edges(graph: Data) -> Tensor | None:
-    """The edge that joins the same atoms the other way, for each edge of a structure. int64 [E]
+    """Return, for each edge of a structure, the edge that joins the same atoms in the other direction, int64 [E].
 
     Args:
-        graph: With `edge_index`, and with `unit_shift` where cells repeat.
+        graph: Graph with `edge_index`, and with `unit_shift` if its cell is periodic.
 
     Returns:
-        None if an edge has no opposite edge, or is its own.
+        The opposite edges; None if an edge has no opposite edge, or is its own.
 
     Example:
         >>> graph = Data(edge_index=torch.tensor([[0, 1, 2, 1], [1, 0, 1, 2]]), unit_shift=torch.zeros(4, 3))
@@ -43,7 +43,7 @@ def opposite_edges(graph: Data) -> Tensor | None:
 
 
 def note_opposite_edges(graphs: Any) -> None:
-    """Gives each structure of a list its `opposite_edge`, if every edge of all of them has one."""
+    """Add `opposite_edge` to each structure of a list, if every edge of every structure has one."""
     found = [opposite_edges(graph) for graph in graphs] if isinstance(graphs, list) else [None]
     if all(opposite is not None for opposite in found):
         for graph, opposite in zip(graphs, found, strict=True):
@@ -51,45 +51,45 @@ def note_opposite_edges(graphs: Any) -> None:
 
 
 def opposite_in_batch(batch: Batch) -> dict[str, Tensor]:
-    """The `opposite_edge` of a batch by its name, counted from the first edge of the batch; nothing without it.
+    """Return `opposite_edge` of a batch, counted from the batch's first edge, in a dictionary, which may be empty.
 
     Args:
-        batch: With `opposite_edge` counted from the first edge of each structure, and anything for padding; the edges
-            of a structure lie next to one another, padding last.
+        batch: Batch with `opposite_edge` counted from the first edge of each structure, and with any numbers in
+            padding. The edges of a structure are next to each other, padding is last.
     """
     if OPPOSITE not in batch:
         return {}
     owner, edge = batch.batch[batch.edge_index[0]], torch.arange(len(batch[OPPOSITE]), device=batch.ptr.device)
     counts = torch.zeros_like(batch.ptr).index_add(0, owner, torch.ones_like(owner))
-    is_odd = (edge - batch.edges_mask.sum()) % 2  # of padding
+    is_odd = (edge - batch.edges_mask.sum()) % 2  # in padding
     beside = (edge + 1 - 2 * is_odd).clamp(max=len(edge) - 1)
     return {OPPOSITE: torch.where(batch.edges_mask, batch[OPPOSITE] + (counts.cumsum(0) - counts)[owner], beside)}
 
 
 class PairwiseLayers:
-    """Lets parts of a model, which make rows of edges out of rows of edges, run on one edge of each pair.
+    """Hooks that let parts of a model, which map rows of edges to rows of edges, run on one edge of each pair.
 
-    Their parameters and the names of these stay. A batch without `opposite_edge` is taken edge by edge. One thread at a
-    time may call the model with batches that have it: its parts find them where the model has put them.
+    Parameters and their names stay. In a batch without `opposite_edge` parts run on every edge. Only one thread at a
+    time may call the model with batches that have it, because the hooks keep the pairs of the present call.
 
     Args:
         model: Called with a mapping that has the batch's fields.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        # The opposite edges of a call, and what parts share: the first edge of each pair, and the pair of each edge.
+        # For the present call: opposite edges, the first edge of each pair, and the pair of each edge.
         self._pairs: list[Any] = [None] * 3
         model.register_forward_pre_hook(partial(_note, self._pairs))
         model.register_forward_hook(partial(_forget, self._pairs))
 
     def add(self, part: nn.Module) -> None:
-        """Adds a part whose result depends on an edge's length alone, and is the same for both directions."""
+        """Add a part that depends only on an edge's length, so that both directions have the same result."""
         part.register_forward_pre_hook(partial(_take, self._pairs))
         part.register_forward_hook(partial(_give, self._pairs))
 
 
 def _note(pairs: list[Any], _model: nn.Module, args: tuple[Mapping[str, Any], ...]) -> None:
-    # No tensor is made here: torch.compile runs what is around a model apart from it.
+    # No tensors here: torch.compile runs this hook separately from the model.
     pairs[:] = args[0].get(OPPOSITE) if args else None, None, None
 
 
@@ -110,10 +110,10 @@ def _give(pairs: list[Any], _part: nn.Module, _args: tuple[Tensor, ...], made: T
 
 
 def _pairs_of(opposite: Tensor) -> tuple[Tensor, Tensor]:
-    """The first edge of each pair, and the pair of each edge. [ceil(E / 2)] and [E]"""
+    """Return the first edge of each pair, and the pair of each edge, [ceil(E / 2)] and [E]."""
     edge, num_pairs = torch.arange(len(opposite), device=opposite.device), (len(opposite) + 1) // 2
     is_first = edge <= opposite
     rank = is_first.cumsum(0) - 1
-    place = torch.where(is_first, rank, num_pairs)  # behind the last pair for those that are not first ones
+    place = torch.where(is_first, rank, num_pairs)  # edges that are not first go behind the last pair
     first = edge.new_zeros(num_pairs + 1).scatter(0, place, edge)[:num_pairs]
     return first, rank[torch.minimum(edge, opposite)]

@@ -1,8 +1,8 @@
-"""Any framework's potential on systems of any size, at one shape: for dynamics and screening that compile once.
+"""Evaluation of any framework's potential on systems of any size, at one shape, for dynamics and screening.
 
-Systems are put together into batches that keep the contract of `padding.py`, the same number as it takes. Only a
-system that alone is larger than a batch changes the shape: it becomes half more than that system needs, for all that
-follows, and a warning says so. No edge is ever dropped. Each framework's file has an `evaluator(model)`; with
+Systems are packed into batches that keep the contract of `padding.py`. The shape changes only if one system is larger
+than a batch: it then becomes half more than the system needs, with a warning. No edge is ever dropped. Each framework's
+file has an `evaluator(model)`, which ASE and torch_sim use as follows:
 
     atoms.calc = SystemsCalculator(evaluator)                                  # ASE; one system at a time
     model = popgeo.potentials.torch_sim.FixedSizeModel(evaluator)              # torch_sim; many at once
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
+from typing_extensions import TypedDict, Unpack
 
 from popgeo.convert.periodic_pairs import NeighborList, require_elements
 from popgeo.deploy.ase_calculator import STATES
@@ -25,31 +26,46 @@ from popgeo.packing.sizes import grown
 from popgeo.potentials.padding import PotentialLoader, with_safe_padding
 
 
-class Evaluator:
-    """Energy, forces and stress of systems, by a model that sees batches of one shape.
+class EvaluatorArguments(TypedDict, total=False):
+    """Keyword arguments of `Evaluator` that every framework's `evaluator` takes.
 
     Args:
-        evaluate: Called with the framework's batch; gives `energy` [num_graphs], and `forces` [num_nodes, 3] and
-            `stress` [num_graphs, 3, 3] if there are such, by name, padding included.
-        as_graph: Makes a graph with the names of `padding.py` of one with `z`, `pos`, `cell`, `pbc`, `edge_index` and
-            `edge_shift`, as `popgeo.convert.read_atoms` describes them.
+        num_nodes: Atoms of a batch, padding included. Default: a quarter more than the first systems need.
+        num_edges: Edges of a batch. Default: a quarter more than the first systems need.
+        num_graphs: Systems of a batch, padding included. Default: for the first systems.
+        skin: Distance beyond the cutoff, in angstrom; see `NeighborList`. Default: 0.5.
+        dtype: Type of positions. Default: the model's.
+        device: Device of the model.
+        energy_unit: Unit of the model's energies in eV. Lengths are in angstrom. Default: 1.
+    """
+
+    num_nodes: int | None
+    num_edges: int | None
+    num_graphs: int | None
+    skin: float
+    dtype: torch.dtype
+    device: torch.device | str
+    energy_unit: float
+
+
+class Evaluator:
+    """Energy, forces and stress of systems, by a model that gets batches of one shape.
+
+    Args:
+        evaluate: Called with the framework's batch. Returns `energy` [num_graphs] by name and, if the model has them,
+            `forces` [num_nodes, 3] and `stress` [num_graphs, 3, 3], padding included.
+        as_graph: Converts a graph with the names of `popgeo.convert.read_atoms` (`z`, `pos`, `cell`, `pbc`,
+            `edge_index`, `edge_shift`) to the names of `padding.py`.
         as_batch: Makes the framework's batch, as that framework's loader does.
-        cutoff: The model's, in angstrom.
-        species: One that the model knows, as `as_graph` counts them, for padding atoms.
-        levels: What the rows of further attributes belong to: "node", "edge" or "graph". With `charge` and `spin` among
-            them, these are taken from `atoms.info`, as fairchem does.
-        num_nodes: Atoms of a batch, padding included; what a quarter more than the first systems need when left out, as
-            `num_edges` and `num_graphs`.
-        num_edges: Edges of a batch.
-        num_graphs: Systems of a batch, padding included.
-        skin: Neighbors are looked for again only where an atom has moved half of it; see `NeighborList`.
-        dtype: Of positions; the model's.
-        device: The model's.
-        energy_unit: The model's, in eV; its lengths are in angstrom.
+        cutoff: Cutoff of the model, in angstrom.
+        species: Species of padding atoms, as `as_graph` counts species.
+        levels: Level of further attributes: "node", "edge" or "graph". `charge` and `spin` among them are read from
+            `atoms.info`.
+        kwargs: Sizes of a batch, and type, device and units of the model; see `EvaluatorArguments`.
 
     Raises:
-        ValueError: the cutoff is not positive; or, when systems are evaluated, with the number of the system, that it
-            has no atoms, or what `NeighborList` and `as_graph` raise.
+        ValueError: the cutoff is not positive; or, when systems are evaluated, a system has no atoms, or `NeighborList`
+            or `as_graph` raises. The message has the number of the system.
     """
 
     def __init__(
@@ -61,24 +77,19 @@ class Evaluator:
         cutoff: float,
         species: int,
         levels: Mapping[str, str] | None = None,
-        num_nodes: int | None = None,
-        num_edges: int | None = None,
-        num_graphs: int | None = None,
-        skin: float = 0.5,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-        energy_unit: float = 1.0,
+        **kwargs: Unpack[EvaluatorArguments],
     ) -> None:
         if not cutoff > 0:
             raise ValueError(f"The cutoff is {cutoff}; it must be more than 0 angstrom.")
-        self.evaluate, self.as_graph, self.as_batch, self.energy_unit = evaluate, as_graph, as_batch, energy_unit
-        self.cutoff, self.species, self.levels, self.skin = cutoff, species, levels, skin
-        self.dtype, self.device = dtype, torch.device(device)
-        self._asked = (num_nodes, num_edges, num_graphs)
+        self.evaluate, self.as_graph, self.as_batch = evaluate, as_graph, as_batch
+        self.cutoff, self.species, self.levels, self.skin = cutoff, species, levels, kwargs.get("skin", 0.5)
+        self.dtype, self.device = kwargs.get("dtype", torch.float64), torch.device(kwargs.get("device", "cpu"))
+        self.energy_unit = kwargs.get("energy_unit", 1.0)
+        self._asked = kwargs.get("num_nodes"), kwargs.get("num_edges"), kwargs.get("num_graphs")
         self.sizes = (0, 0, 0)
-        """Nodes, edges and graphs of a batch, padding included; zeros until a system has been seen."""
+        """Nodes, edges and graphs of a batch, padding included; zeros before the first system."""
         self.num_shapes = 0
-        """How many shapes the model has seen: one, unless a system outgrew its batch."""
+        """Number of shapes that the model got: 1, unless a system outgrew its batch."""
         self.num_batches = 0
         self.num_real = np.zeros(2, np.int64)
         self.num_slots = np.zeros(2, np.int64)
@@ -86,9 +97,9 @@ class Evaluator:
         self._loader: PotentialLoader | None = None
 
     def __call__(self, systems: Sequence[Any]) -> dict[str, Tensor]:
-        """Energies [n], forces of all atoms [.., 3] and stress [n, 3, 3] of `ase.Atoms`, as far as the model has them.
+        """Return energies [n], forces of all atoms [.., 3] and stress [n, 3, 3] of `ase.Atoms`, if the model has them.
 
-        In eV and angstrom.
+        Units are eV and angstrom.
         """
         graphs = self._graphs(systems)
         sizes = np.array([(len(graph.z), graph.edge_index.shape[1]) for graph in graphs])
@@ -114,7 +125,7 @@ class Evaluator:
         return found
 
     def make_room(self, systems: Sequence[Any]) -> None:
-        """Fixes the shape at what the largest of these needs, before a screening one by one.
+        """Fix the shape for the largest of some systems, before a screening one by one.
 
         Args:
             systems: `ase.Atoms`; only their neighbors are counted.
@@ -126,7 +137,7 @@ class Evaluator:
         self._loader = None
 
     def describe(self) -> str:
-        """How many shapes the model has seen, and how full its batches were."""
+        """Describe the number of shapes that the model got, and how full its batches were."""
         nodes, edges = self.num_real / np.maximum(self.num_slots, 1)
         return f"{self.num_shapes} shapes, {self.num_batches} batches; nodes {nodes:.1%}, edges {edges:.1%} full"
 
@@ -141,6 +152,7 @@ class Evaluator:
         return graphs
 
     def _graph(self, atoms: Any, neighbors: NeighborList) -> Data:
+        """Return a system as a graph with the names of `padding.py`."""
         if not len(atoms):
             raise ValueError("it has no atoms. Leave it out.")
         require_elements(atoms.numbers)
@@ -153,7 +165,7 @@ class Evaluator:
         return self.as_graph(graph.to(self.device))
 
     def _room_for(self, graphs: list[Data], sizes: np.ndarray) -> PotentialLoader:
-        """Fixes the shape if it is not, and lets it grow where a system alone is larger."""
+        """Return the loader of the present shape, after the shape was fixed, or has grown for a large system."""
         most, total = sizes.max(axis=0), sizes.sum(axis=0)
         num_nodes, num_edges, num_graphs = self.sizes
         if self._loader is None:
@@ -178,17 +190,17 @@ class Evaluator:
 
 
 def with_unit_shift(graph: Data) -> Data:
-    """The other direction of edges, which most frameworks have, and how many cells each crosses."""
+    """Return the graph with reversed edges, as most frameworks have them, and the numbers of cells that they cross."""
     steps = torch.linalg.pinv(graph.cell[0])
     turned = {"edge_index": graph.edge_index.flip(0), "unit_shift": (graph.edge_shift @ steps).round()}
     return Data(**{**graph.to_dict(), **turned})
 
 
 def places_in(numbers: Tensor, z: Tensor) -> Tensor:
-    """Where each atomic number is in a model's table.
+    """Return the place of each atomic number in a model's table.
 
     Raises:
-        ValueError: one is not in it.
+        ValueError: an atomic number is not in the table.
     """
     require_elements(z.numpy(), numbers.tolist())
     return (z[:, None] == numbers).int().argmax(dim=1)

@@ -1,13 +1,13 @@
-"""fairchem's potentials, such as UMA, at fixed shape: batches of `AtomicData` whose padding they cannot notice.
+"""fairchem's potentials, such as UMA, at fixed shape: batches of `AtomicData` with padding that changes no result.
 
-    edge_index       see the contract: vectors are pos[edge_index[0]] - pos[edge_index[1]] + cell_offsets @ cell
+    edge_index       vectors are pos[edge_index[0]] - pos[edge_index[1]] + cell_offsets @ cell
     cell_offsets     unit_shift, in the type of the positions
     natoms, nedges   atoms and edges of each structure, padding included
-    energy, ...      inf for padding: fairchem's own word for a target that is absent, so its losses and metrics leave
-                     padding out, and their means count real rows only
+    energy, ...      inf for padding, fairchem's sign of a missing target, so that its losses and metrics leave padding
+                     out, and their means count real rows only
 
-A model of fairchem takes these edges when it is made with `otf_graph=False`; otherwise it makes its own in each step,
-whose number changes each time.
+A model of fairchem takes these edges if it is made with `otf_graph=False`. Otherwise it makes edges in each step, and
+their number changes each time.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,57 +17,49 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
+from typing_extensions import Unpack
 
 from popgeo.convert.periodic_pairs import list_pairs
-from popgeo.potentials.evaluator import Evaluator
-from popgeo.potentials.padding import PotentialLoader, Structures, where_real
+from popgeo.potentials.evaluator import Evaluator, EvaluatorArguments
+from popgeo.potentials.padding import PotentialArguments, PotentialLoader, Structures, where_real
 
 _RENAMED = {"atomic_numbers": "z", "cell_offsets": "unit_shift"}
-_COUNTED_ANEW = ("natoms", "nedges", "batch")
+_COUNTED_AGAIN = ("natoms", "nedges", "batch")
 _LEVELS = {"charge": "graph", "spin": "graph", "energy": "graph", "stress": "graph", "dataset": "graph"}
 _LEVELS |= {"fixed": "node", "tags": "node", "forces": "node"}
-_INPUTS = ("pos", "cell", "unit_shift")  # the numbers of a structure that are not targets
+_INPUTS = ("pos", "cell", "unit_shift")  # floating-point attributes that are not targets
 
 
 def fixed_size_loader(
     items: Any,
-    num_nodes: int | None = None,
-    num_edges: int | None = None,
-    batch_size: int = 16,
-    shuffle: bool = False,
     *,
     cutoff: float,
     dataset: str | None = None,
     max_num_elements: int = 100,
-    **kwargs: Any,
+    **kwargs: Unpack[PotentialArguments],
 ) -> PotentialLoader:
-    """Batches of `AtomicData` of one shape, for fairchem's own training loop and models.
+    """Return a loader of batches of `AtomicData` of one shape, for fairchem's own training loop and models.
 
     Args:
-        items: Structures as `AtomicData`, or with the names of `popgeo.convert.read_atoms`, such as a store that
-            `popgeo convert` has written. Edges are listed here, with vesin, for those that have none.
-        num_nodes: Atoms of a batch, padding included; measured when left out, as `num_edges`.
-        num_edges: Edges of a batch.
-        batch_size: Structures of a batch, padding included; on average, unless `fixed_size_strategy` is `"PadToMax"`.
-        shuffle: Whether each epoch has an order of its own.
-        cutoff: The model's, in angstrom.
-        dataset: The name of the dataset, for structures that do not say theirs.
-        max_num_elements: The model's; atomic numbers are below it.
-        kwargs: What else `popgeo.potentials.padding.PotentialLoader` takes.
+        items: Structures as `AtomicData`, or with the names of `popgeo.convert.read_atoms`, such as a store of
+            `popgeo convert`. Missing edges are listed here, with vesin.
+        cutoff: The model's cutoff, in angstrom.
+        dataset: Name of the dataset, for structures without one.
+        max_num_elements: The model's `max_num_elements`: atomic numbers are below it.
+        kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and others; see `PotentialLoader`.
 
     Raises:
-        ValueError: with the number of the structure: it has an atom that the model does not know, or edges that do not
-            reach the cutoff; or see `PotentialLoader`.
+        ValueError: a structure has an atom that the model does not know, or edges that do not reach the cutoff; the
+            message has its number. Or `PotentialLoader` raises.
     """
     as_graph = partial(structure_as_graph, cutoff=cutoff, dataset=dataset, max_num_elements=max_num_elements)
     graphs = Structures(items, as_graph).in_memory()
-    kwargs |= {"num_nodes": num_nodes, "num_edges": num_edges, "batch_size": batch_size, "shuffle": shuffle}
-    kwargs["levels"] = {**_LEVELS, **kwargs.get("levels", {})}
+    kwargs["levels"] = {**_LEVELS, **(kwargs.get("levels") or {})}
     return PotentialLoader(graphs, as_atomic_data, cutoff=cutoff, species=1, **kwargs)
 
 
 def structure_as_graph(item: Any, cutoff: float, dataset: str | None = None, max_num_elements: int = 100) -> Data:
-    """One structure with the names of the contract.
+    """Return one structure with the names of `padding.py`.
 
     Raises:
         ValueError: see `fixed_size_loader`.
@@ -90,14 +82,15 @@ def structure_as_graph(item: Any, cutoff: float, dataset: str | None = None, max
 
 
 def _from_atomic_data(item: Any) -> Data:
+    """Return an `AtomicData` with the names of `padding.py`."""
     if len(item["natoms"]) != 1:
-        raise ValueError(f"it is a batch of {len(item['natoms'])} structures; pass each for itself.")
-    values = {_RENAMED.get(name, name): value for name, value in item if name not in _COUNTED_ANEW}
+        raise ValueError(f"it is a batch of {len(item['natoms'])} structures. Pass them one by one.")
+    values = {_RENAMED.get(name, name): value for name, value in item if name not in _COUNTED_AGAIN}
     return Data(**{name: value[0] if isinstance(value, list) else value for name, value in values.items()})
 
 
 def _from_store(item: Any) -> Data:
-    """What fairchem makes of `Atoms`: vectors that a cell lacks are completed, stress is a tensor."""
+    """Return a structure like fairchem's of `Atoms`: missing vectors of the cell are completed, stress is a tensor."""
     from ase.geometry import complete_cell
 
     cell = torch.from_numpy(complete_cell(item.cell[0].double().numpy()))
@@ -118,7 +111,7 @@ def _from_store(item: Any) -> Data:
 
 
 def _require_reach(graph: Data, found: Tensor, shift: Tensor, cutoff: float) -> None:
-    """Refuses all edges up to a shorter distance than the model's; those to the nearest few of each atom pass."""
+    """Raise if the edges are all pairs up to a shorter cutoff than the model's; lists of nearest neighbors pass."""
     source, destination = graph.pos[graph.edge_index].double()
     longest = float((source - destination + graph.unit_shift.double() @ graph.cell[0].double()).norm(dim=1).max())
     source, destination = graph.pos[found].double()
@@ -126,15 +119,15 @@ def _require_reach(graph: Data, found: Tensor, shift: Tensor, cutoff: float) -> 
     if within == graph.num_edges:
         raise ValueError(
             f"its edges reach {longest:.3g} angstrom and the model {cutoff:g}: {found.shape[1] - within} edges are "
-            f"missing. List them up to the model's cutoff, or leave them out to have them listed here."
+            f"missing. List them up to the model's cutoff, or pass structures without edges."
         )
 
 
 def as_atomic_data(batch: Batch) -> Any:
-    """fairchem's batch of one that keeps the contract; its masks come along.
+    """Return fairchem's batch, with masks, for a batch with the contract of `padding.py`.
 
     Raises:
-        ImportError: fairchem-core is absent.
+        ImportError: fairchem-core is not installed.
     """
     try:
         from fairchem.core.datasets.atomic_data import AtomicData
@@ -159,17 +152,18 @@ def evaluator(
     *,
     dataset: str | None = None,
     max_num_elements: int = 100,
-    **kwargs: Any,
+    **kwargs: Unpack[EvaluatorArguments],
 ) -> Evaluator:
-    """Energies, forces and stress by a model of fairchem, called with its batch, that gives them by these names.
+    """Return an evaluator of a model of fairchem.
 
     Args:
-        model: A backbone and its heads, with `otf_graph=False`.
-        cutoff: The model's.
-        dataset: As of `fixed_size_loader`, as `max_num_elements`.
-        max_num_elements: The model's; atomic numbers are below it.
-        kwargs: `num_nodes`, `num_edges`, `num_graphs`, `skin` and the rest of `Evaluator`.
+        model: A backbone and its heads, with `otf_graph=False`. Called with a batch, it returns `energy`, `forces` and
+            `stress` by name.
+        cutoff: The model's cutoff, in angstrom.
+        dataset: Name of the dataset, for models that need it.
+        max_num_elements: The model's `max_num_elements`: atomic numbers are below it.
+        kwargs: `num_nodes`, `num_edges`, `num_graphs`, `skin` and others; see `EvaluatorArguments`.
     """
     as_graph = partial(structure_as_graph, cutoff=cutoff, dataset=dataset, max_num_elements=max_num_elements)
-    choices = {"species": 1, "levels": _LEVELS, **kwargs}
-    return Evaluator(model, as_graph=as_graph, as_batch=as_atomic_data, cutoff=cutoff, **choices)
+    own: Any = {"cutoff": cutoff, "species": 1, "levels": _LEVELS}
+    return Evaluator(model, as_graph=as_graph, as_batch=as_atomic_data, **own, **kwargs)

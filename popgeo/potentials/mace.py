@@ -1,11 +1,11 @@
 """MACE at fixed shape: batches for its own training loop, its losses over real rows, its training step as one module.
 
-Needs `mace-torch`: pip install mace-torch. In a script of one's own:
+Needs `mace-torch`: pip install mace-torch. In a script:
 
     loader = fixed_size_loader(items, num_nodes=512, num_edges=12_000, batch_size=24, shuffle=True)
-    for batch in loader:                                       # what MACE's DataLoader gives, with masks
+    for batch in loader:                                       # a batch of MACE's DataLoader, with masks
         output = model(batch.to_dict(), training=True)
-        loss = OverReal(loss_fn)(pred=output, ref=batch)
+        loss = RealMeanLoss(loss_fn)(pred=output, ref=batch)
 """
 
 import copy
@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch, Data
+from typing_extensions import Unpack
 
 from popgeo.data.masks import MASKS
 from popgeo.potentials.edge_pairs import OPPOSITE, PairwiseLayers, note_opposite_edges, opposite_in_batch
-from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
-from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real, where_real
+from popgeo.potentials.evaluator import Evaluator, EvaluatorArguments, places_in, with_unit_shift
+from popgeo.potentials.padding import PotentialArguments, PotentialLoader, Structures, slots_per_real, where_real
 from popgeo.potentials.tensor_product import SumOfProducts
 from popgeo.potentials.wrong_items import check_edges, require_names
 
@@ -43,27 +44,29 @@ _CELLS = ("cell", "rcell")
 _ARGUMENTS = {"forces": "compute_force", "virials": "compute_virials", "stress": "compute_stress"}
 _MEANS = dict.fromkeys(("energy_weight", "stress_weight", "virials_weight"), "graphs_mask")
 _MEANS |= {"forces_weight": "nodes_mask"}
-"""The mask of what the term that each weight is in is a mean over."""
+"""For each weight, the mask over which its loss term is averaged."""
 
 
-def fixed_size_loader(items: Any, *, cutoff: float | None = None, **kwargs: Any) -> PotentialLoader:
-    """Loads MACE's `AtomicData` in MACE's own batches, all of one shape; see `PotentialLoader` for what it takes.
+def fixed_size_loader(
+    items: Any, *, cutoff: float | None = None, **kwargs: Unpack[PotentialArguments]
+) -> PotentialLoader:
+    """Return a loader of MACE's `AtomicData` in MACE's own batches, all of one shape.
 
-    The batches equal the batches of MACE's `DataLoader`, with `nodes_mask`, `edges_mask` and `graphs_mask`. Batches of
-    a list also say which edges are opposite (`edge_pairs.py`): `in_one_pass` makes their weights once. In padding
-    `weight` and every other weight is 0; `energy_weight`, `stress_weight`, `virials_weight` and `forces_weight` of real
-    structures are multiplied by slots per real row, so that MACE's weighted losses, unchanged, are means over what is
-    real. Losses that are not proportional to these weights (Huber, L1L2, dipoles) need `RealMeanLoss`, which takes all.
+    The batches equal those of MACE's `DataLoader`, with `nodes_mask`, `edges_mask` and `graphs_mask`. Batches of a list
+    also have the opposite of each edge (`edge_pairs.py`), so that `in_one_pass` makes weights once for both. In padding
+    every weight is 0. `energy_weight`, `stress_weight`, `virials_weight` and `forces_weight` of real structures are
+    multiplied by slots per real row, so that MACE's weighted losses are means over real rows. Losses that are not
+    proportional to these weights (Huber, L1L2, dipoles) need `RealMeanLoss`, which takes any loss.
 
     Args:
-        items: A list of `AtomicData`, or whatever dataset of them MACE reads.
-        cutoff: The model's `r_max`: padding edges are longer, and the edges of some items are counted, as they may have
-            been listed with a shorter one. Left out, it is the longest edge of the items.
-        kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and the rest of `PotentialLoader`.
+        items: A list of `AtomicData`, or any dataset of them that MACE reads.
+        cutoff: The model's `r_max`. Padding edges are longer, and the edges of some items are counted, because they may
+            have been listed with a shorter cutoff. Default: the longest edge of the first 100 items.
+        kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and others; see `PotentialLoader`.
 
     Raises:
-        ValueError: an item is not an `AtomicData`, was made with another table of species, or lacks edges within the
-            cutoff; see `PotentialLoader`.
+        ValueError: an item is not an `AtomicData`, was made with a different table of species, or lacks edges within
+            the cutoff; or `PotentialLoader` raises.
     """
     num_species = Structures(items, _checked)[0].node_attrs.shape[1]
     graphs = Structures(items, partial(as_graph, num_species=num_species)).in_memory()
@@ -73,23 +76,24 @@ def fixed_size_loader(items: Any, *, cutoff: float | None = None, **kwargs: Any)
     else:
         check_edges(graphs, cutoff)
     of_mace = partial(as_batch, num_species=num_species)
-    return PotentialLoader(graphs, of_mace, cutoff=cutoff, species=0, levels=_LEVELS, **kwargs)
+    kwargs["levels"] = _LEVELS
+    return PotentialLoader(graphs, of_mace, cutoff=cutoff, species=0, **kwargs)
 
 
 def as_graph(item: Any, *, num_species: int) -> Data:
-    """An `AtomicData` as a graph with the names of `popgeo.potentials.padding`.
+    """Return an `AtomicData` as a graph with the names of `popgeo.potentials.padding`.
 
     Raises:
-        ValueError: it is not an `AtomicData`, or an atom is of no species of the table.
+        ValueError: the item is not an `AtomicData`, or an atom has no species of the table.
     """
     attributes = _checked(item).node_attrs
     if attributes.shape[1] != num_species:
         raise ValueError(
-            f"node_attrs has {attributes.shape[1]} species, that of structure 0 has {num_species}. Make all items with "
+            f"node_attrs has {attributes.shape[1]} species, but {num_species} in structure 0. Make all items with "
             f"one table of atomic numbers."
         )
     if not ((attributes == 0) | (attributes == 1)).all() or not (attributes.sum(dim=1) == 1).all():
-        raise ValueError("an atom of node_attrs is of no species, or of several. Make it with to_one_hot.")
+        raise ValueError("an atom of node_attrs has no species, or several. Make it with to_one_hot.")
     graph = Data(z=attributes.argmax(dim=1))
     for name, value in item.to_dict().items():
         if name != "node_attrs" and isinstance(value, Tensor):
@@ -99,10 +103,11 @@ def as_graph(item: Any, *, num_species: int) -> Data:
 
 
 def _checked(item: Any) -> Any:
+    """Return an item, or raise if it is not one `AtomicData`."""
     if not (hasattr(item, "node_attrs") and hasattr(item, "unit_shifts")):
         raise ValueError(
             f"it is a {type(item).__name__}, not an AtomicData of MACE. Make it with mace.data.AtomicData.from_config, "
-            f"or use the loader of its own framework in popgeo.potentials."
+            f"or use its own framework's loader in popgeo.potentials."
         )
     if "ptr" in item:
         raise ValueError(f"it is a batch of {len(item.ptr) - 1} structures. Pass them one by one.")
@@ -110,13 +115,14 @@ def _checked(item: Any) -> Any:
 
 
 def _longest(graph: Data) -> float:
+    """Return the length of the longest edge."""
     source, target = graph.edge_index
     vectors = graph.pos[target] - graph.pos[source] + graph.edge_shift
     return float(vectors.norm(dim=1).max()) if len(vectors) else 0.0
 
 
 def as_batch(batch: Batch, *, num_species: int) -> Any:
-    """MACE's batch of one that keeps the contract of `popgeo.potentials.padding`."""
+    """Return MACE's batch for a batch with the contract of `popgeo.potentials.padding`."""
     fields = dict(batch.to_dict())
     for name, ours in _RENAMED.items():
         fields[name] = fields.pop(ours)
@@ -126,7 +132,7 @@ def as_batch(batch: Batch, *, num_species: int) -> Any:
     if "volume" in fields:
         fields["volume"] = torch.where(padding, torch.linalg.det(batch.cell), fields["volume"])
     if "rcell" in fields:
-        cube = torch.eye(3, dtype=batch.cell.dtype, device=batch.cell.device)  # which the cell of padding is
+        cube = torch.eye(3, dtype=batch.cell.dtype, device=batch.cell.device)  # the cell of padding, up to its width
         reciprocal = 2 * torch.pi * cube / batch.cell[-1, 0, 0]
         fields["rcell"] = torch.where(padding[:, None, None], reciprocal, fields["rcell"])
     for name in _CELLS:
@@ -140,16 +146,16 @@ def as_batch(batch: Batch, *, num_species: int) -> Any:
     return made
 
 
-def evaluator(model: Any, head: str | None = None, **kwargs: Any) -> Evaluator:
-    """Energies, forces and stress by a model of MACE, with the cutoff and the atomic numbers that it has itself.
+def evaluator(model: Any, head: str | None = None, **kwargs: Unpack[EvaluatorArguments]) -> Evaluator:
+    """Return an evaluator of a model of MACE, with the model's cutoff and atomic numbers.
 
     Args:
-        model: As it is, or compiled.
-        head: Which of the model's `heads`; left out, it is the only one, or the one that is called default.
-        kwargs: `num_nodes`, `num_edges`, `num_graphs`, `skin` and the rest of `Evaluator`.
+        model: The model, compiled or not.
+        head: Name of one of the model's `heads`. Default: the only head, or the head with the name "default".
+        kwargs: `num_nodes`, `num_edges`, `num_graphs`, `skin` and others; see `EvaluatorArguments`.
 
     Raises:
-        ValueError: the model does not have this head, or has several and none was chosen.
+        ValueError: the model does not have this head, or has several and no head was chosen.
     """
     numbers, like = model.atomic_numbers.cpu(), next(model.parameters())
     heads = list(getattr(model, "heads", ["Default"]))
@@ -159,9 +165,9 @@ def evaluator(model: Any, head: str | None = None, **kwargs: Any) -> Evaluator:
         raise ValueError(f"The head is {head!r}; the model has {heads}. Pass one of these as head.")
 
     def evaluate(batch: Any) -> Mapping[str, Tensor]:
-        batch.positions.requires_grad_()  # MACE leaves that to the caller if it is compiled
+        batch.positions.requires_grad_()  # a compiled model of MACE leaves this to the caller
         fields = batch.to_dict()
-        if len(heads) > 1:  # without it MACE takes the first one
+        if len(heads) > 1:  # without it MACE takes the first head
             fields["head"] = fields["batch"].new_full((len(fields["cell"]) // 3,), chosen[0])
         return model(fields, compute_stress=True)
 
@@ -171,15 +177,15 @@ def evaluator(model: Any, head: str | None = None, **kwargs: Any) -> Evaluator:
         as_batch=partial(as_batch, num_species=len(numbers)),
         cutoff=float(model.r_max),
         species=0,
-        **{"dtype": like.dtype, "device": like.device, **kwargs},
+        **EvaluatorArguments(dtype=like.dtype, device=like.device) | kwargs,
     )
 
 
 class RealMeanLoss(nn.Module):
-    """A loss of MACE as a mean over real structures, atoms and components, whatever is made of their errors.
+    """Any loss of MACE as a mean over real structures, atoms and components.
 
-    The errors of padding are 0 to the loss. Its terms over structures are distinguished from those over atoms by
-    giving it one kind of errors at a time, so it must be a sum of means that are 0 without errors, as MACE's are.
+    The loss gets errors of 0 for padding. It is called once with errors of structures and once with errors of atoms, to
+    separate its terms. It must therefore be a sum of means that are 0 without errors, as MACE's losses are.
 
     Args:
         loss_fn: Called as `loss_fn(ref=batch, pred=output)`.
@@ -190,7 +196,7 @@ class RealMeanLoss(nn.Module):
         self.loss_fn = loss_fn
 
     def forward(self, ref: Any, pred: Mapping[str, Any], ddp: bool | None = None) -> Tensor:
-        """The loss of a batch of `fixed_size_loader`; that of any other is what it is without this class."""
+        """Return the loss of a batch. A batch without masks gets the plain loss."""
         if "nodes_mask" not in ref:
             return self.loss_fn(ref=ref, pred=pred, ddp=ddp)
         plain = copy.copy(ref)
@@ -209,7 +215,7 @@ class RealMeanLoss(nn.Module):
 
 
 def _with_errors_of(mask: str, ref: Any, name: str, value: Any) -> Any:
-    """What is predicted of the real rows of a mask; the target itself elsewhere, and of everything else."""
+    """Return a prediction for the real rows of a mask, and the target in all other rows, so that errors there are 0."""
     if not isinstance(value, Tensor) or name not in ref or ref[name].shape != value.shape:
         return value
     if mask != ("nodes_mask" if name in _OF_ATOMS else "graphs_mask"):
@@ -218,15 +224,15 @@ def _with_errors_of(mask: str, ref: Any, name: str, value: Any) -> Any:
 
 
 class TrainingStep(nn.Module):
-    """A step of MACE as one module, from a batch's tensors to its loss: for `popgeo.compile_step`, or `torch.compile`.
+    """A training step of MACE as one module, from a batch to its loss, for `popgeo.compile_step` or `torch.compile`.
 
         step = popgeo.compile_step(TrainingStep(model, loss_fn), optimizer)
         loss = step(**batch.to_dict())
 
     Args:
-        model: Any model of MACE, made with its TorchScript parts or without.
-        loss_fn: One of MACE's, as it is or in `RealMeanLoss`.
-        outputs: Which of "forces", "virials" and "stress" the loss needs.
+        model: Any model of MACE, with or without TorchScript.
+        loss_fn: A loss of MACE, or a `RealMeanLoss`.
+        outputs: Whether the loss needs "forces", "virials" and "stress".
     """
 
     def __init__(
@@ -237,17 +243,17 @@ class TrainingStep(nn.Module):
         self.asked = {argument: bool(outputs.get(name)) for name, argument in _ARGUMENTS.items()}
 
     def forward(self, **tensors: Tensor) -> Tensor:
-        """The loss of a batch, given by the names of `batch.to_dict()`.
+        """Return the loss of a batch. The arguments are `**batch.to_dict()`.
 
         Raises:
-            ValueError: the batch is of another loader, or of another table of species than the model's.
+            ValueError: the batch is from a different loader, or its table of species differs from the model's.
         """
         require_names(tensors, ("node_attrs", "positions", *MASKS.values()), "mace")
         numbers: Any = self.model.atomic_numbers
         if tensors["node_attrs"].shape[1] != len(numbers):
             raise ValueError(
                 f"node_attrs has {tensors['node_attrs'].shape[1]} species and the model {len(numbers)}. Make the items "
-                f"with its table of atomic numbers, {numbers.tolist()}."
+                f"with the model's table of atomic numbers, {numbers.tolist()}."
             )
         pred = self.model(dict(tensors), training=True, **self.asked)
         with _StructuresByIndex(tensors["batch"]):
@@ -255,7 +261,7 @@ class TrainingStep(nn.Module):
 
 
 class _StructuresByIndex(TorchFunctionMode):
-    """A value for each atom of its structure, taken from there by index: `repeat_interleave` has no fixed shape."""
+    """A mode that replaces `repeat_interleave` over structures, which has no fixed shape, by a lookup for each atom."""
 
     def __init__(self, owner: Tensor) -> None:
         super().__init__()
@@ -268,14 +274,15 @@ class _StructuresByIndex(TorchFunctionMode):
 
 
 def in_one_pass(model: nn.Module) -> nn.Module:
-    """A model of MACE whose convolutions gather, multiply and sum in one pass, with the weights and results it had.
+    """Change the convolutions of a model of MACE to gather, multiply and sum in one pass, and return the model.
 
-    The model itself is changed, and returned; its `state_dict` has the names it had. It trains, in eager mode, too.
-    Where a batch says which edges are opposite, the network that gives edges their weights runs on one of each two, and
-    one thread at a time may call the model.
+    Weights, results and the names in `state_dict` stay the same. The model can be trained, also in eager mode. If a
+    batch has the opposite of each edge, the network for the edges' weights runs once per pair; then only one thread at
+    a time may call the model.
 
     Raises:
-        ValueError: it is not a model of MACE, or a convolution no weighted product by channels, as with cuEquivariance.
+        ValueError: the model is not of MACE, or a convolution is not a weighted product by channels, as with
+            cuEquivariance.
     """
     blocks: Any = getattr(model, "interactions", None)
     if blocks is None:
@@ -285,13 +292,16 @@ def in_one_pass(model: nn.Module) -> nn.Module:
         once = PairwiseLayers(model)
         for block in new:
             block.conv_tp, block.conv_fusion = _Convolution(block.conv_tp), True
-            if getattr(block.conv_tp_weights, "hs", [0])[0] == block.edge_feats_irreps.num_irreps:  # of lengths alone
+            if (
+                getattr(block.conv_tp_weights, "hs", [0])[0] == block.edge_feats_irreps.num_irreps
+            ):  # a function of lengths only
                 once.add(block.conv_tp_weights)
     return model
 
 
 class _Convolution(SumOfProducts):
-    """What MACE calls where a convolution is fused."""
+    """The fused convolution, with the arguments that MACE passes."""
 
     def forward(self, node_feats: Tensor, edge_attrs: Tensor, tp_weights: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the sums of products, [num_nodes, irreps_out.dim]."""
         return super().forward(node_feats, edge_attrs, tp_weights, *edge_index)

@@ -13,9 +13,9 @@ Needs `nequip`: pip install nequip. In the YAML, where batches and training are 
     training_module:
       _target_: popgeo.potentials.nequip.FixedSizeLightningModule    # or FixedSizeEMALightningModule
 
-Padding has no targets: they are NaN there. A loss that takes padding for real is then NaN from the first update on,
-rather than wrong silently. The training modules of this page hand losses and metrics real rows only; without them,
-`ignore_nan: true` at each metric leaves padding out, too, but for metrics of whole vectors.
+Targets are NaN in padding. A loss that counts padding is then NaN from the first update, rather than silently wrong.
+The training modules of this page give only real rows to losses and metrics. Without these modules, `ignore_nan: true`
+at each metric leaves padding out, too, except for metrics of whole vectors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,11 +27,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
+from typing_extensions import Unpack
 
 from popgeo.data.masks import MASKS
 from popgeo.potentials.edge_pairs import OPPOSITE, PairwiseLayers, note_opposite_edges, opposite_in_batch
-from popgeo.potentials.evaluator import Evaluator, places_in, with_unit_shift
-from popgeo.potentials.padding import PotentialLoader, Structures, unpad_outputs, where_real
+from popgeo.potentials.evaluator import Evaluator, EvaluatorArguments, places_in, with_unit_shift
+from popgeo.potentials.padding import PotentialArguments, PotentialLoader, Structures, unpad_outputs, where_real
 from popgeo.potentials.tensor_product import SumOfProducts
 from popgeo.potentials.wrong_items import call_model, check_edges, require_same_fields, three_vectors
 
@@ -44,17 +45,17 @@ try:
 except ImportError as error:
     raise ImportError("popgeo.potentials.nequip needs NequIP: pip install nequip.") from error
 
-# NequIP takes apart, and moves, batches whose every field it knows the level of.
+# NequIP splits and moves only batches with registered fields.
 register_fields(**{f"{level.name.lower()}_fields": [name] for level, name in MASKS.items()})
 register_fields(edge_fields=[OPPOSITE], long_fields=[OPPOSITE])
 
 _RENAMED = {"atom_types": "z", "edge_cell_shift": "unit_shift"}
 _MADE = (AtomicDataDict.BATCH_KEY, AtomicDataDict.NUM_NODES_KEY)
 _INPUTS = ("pos", "cell", "edge_cell_shift")
-"""What has a number in padding, as models read it."""
+"""Fields that models read; they have finite numbers in padding."""
 
 
-def fixed_size_loader(
+def fixed_size_loader(  # type: ignore[misc]  # two arguments that popgeo refuses are NequIP's here
     dataset: Any,
     *,
     cutoff: float,
@@ -63,29 +64,29 @@ def fixed_size_loader(
     collate_fn: Callable[..., Any] | None = None,
     in_memory: bool = True,
     padding: bool = True,
-    **kwargs: Any,
+    **kwargs: Unpack[PotentialArguments],
 ) -> Any:
-    """Loads NequIP's frames in its own batches, all of one shape; see `PotentialLoader` for what it takes.
+    """Return a loader of NequIP's frames in NequIP's own batches, all of one shape.
 
-    The batches equal the batches of `AtomicDataDict.batched_from_list`, with `nodes_mask`, `edges_mask` and
-    `graphs_mask`, and with `opposite_edge` (`edge_pairs.py`) if the dataset is read once.
+    The batches equal those of `AtomicDataDict.batched_from_list`, with `nodes_mask`, `edges_mask` and `graphs_mask`,
+    and with `opposite_edge` (`edge_pairs.py`) if the dataset is read once.
 
     Args:
         dataset: A dataset of NequIP, or a list of frames (`AtomicDataDict`), with neighbor lists and types.
-        cutoff: The model's `r_max`: padding edges are longer, and the edges of some frames are counted, as they may
-            have been listed with a shorter one.
-        type_names: The model's: types beyond it are refused, and types whose name is the symbol of a different element.
-        generator: What NequIP's data module passes; the order's seed is taken from it where `seed` is not given.
-        collate_fn: What NequIP's data module passes; only its own is taken, as batches are made otherwise.
-        in_memory: Reads the dataset once, so that neighbor lists are made once; False reads it in every epoch.
-        padding: False gives NequIP's ragged batches of the same dataset, by torch's loader with what it takes of
-            `kwargs`: to compare, and for statistics, `stats_manager: {dataloader_kwargs: {padding: false}}`.
-        kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and the rest of `PotentialLoader`.
+        cutoff: The model's `r_max`. Padding edges are longer, and the edges of some frames are counted, because they
+            may have been listed with a shorter cutoff.
+        type_names: The model's names of types. An unknown type, or a type with the symbol of a different element, is
+            refused.
+        generator: Passed by NequIP's data module. Its seed decides the order unless `seed` is given.
+        collate_fn: Passed by NequIP's data module. Any other function is refused.
+        in_memory: Whether the dataset is read once, with its neighbor lists, or in every epoch.
+        padding: False gives NequIP's ragged batches of the same dataset by torch's loader, to compare, and for
+            statistics: `stats_manager: {dataloader_kwargs: {padding: false}}`.
+        kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and others; see `PotentialLoader`.
 
     Raises:
-        ValueError: a frame is not `AtomicDataDict`, lacks what structure 0 has, is a batch, has a type that the model
-            does not know, or lacks edges within the cutoff; `collate_fn` is one of the user's own; see
-            `PotentialLoader`.
+        ValueError: a frame is not one `AtomicDataDict`, lacks a field of structure 0, has an unknown type, or lacks
+            edges within the cutoff; `collate_fn` is not NequIP's; or `PotentialLoader` raises.
     """
     if collate_fn not in (None, AtomicDataDict.batched_from_list):
         raise ValueError("The loader collates by itself, so it takes no collate_fn but NequIP's. Use a transform.")
@@ -100,15 +101,16 @@ def fixed_size_loader(
     if generator is not None:
         kwargs.setdefault("seed", generator.initial_seed())
     note_opposite_edges(structures)
-    levels = {_RENAMED.get(name, name): get_field_type(name) for name in {*names, OPPOSITE} if name != "edge_index"}
-    return PotentialLoader(structures, as_batch, cutoff=cutoff, species=0, levels=levels, **kwargs)
+    levelled = {*names, OPPOSITE} - {"edge_index"}
+    kwargs["levels"] = {_RENAMED.get(name, name): get_field_type(name) for name in levelled}
+    return PotentialLoader(structures, as_batch, cutoff=cutoff, species=0, **kwargs)
 
 
 def as_graph(frame: Mapping[str, Tensor], *, names: frozenset[str], type_names: Sequence[str] | None = None) -> Data:
-    """A frame of NequIP as a graph with the names of `popgeo.potentials.padding`.
+    """Return a frame of NequIP as a graph with the names of `popgeo.potentials.padding`.
 
     Raises:
-        ValueError: it is not a frame, its fields are not the fields of the first frame, or the model does not have the
+        ValueError: it is not a frame, its fields differ from those of the first frame, or the model does not have the
             type of an atom.
     """
     if type_names is not None:
@@ -119,10 +121,11 @@ def as_graph(frame: Mapping[str, Tensor], *, names: frozenset[str], type_names: 
 
 
 def _checked(frame: Any) -> Any:
+    """Return a frame, or raise if it is not one frame with neighbors and types."""
     if not isinstance(frame, Mapping) or "pos" not in frame:
         raise ValueError(
             f"it is a {type(frame).__name__}, not an AtomicDataDict of NequIP. Make it with nequip.data.from_ase, or "
-            f"use the loader of its own framework in popgeo.potentials."
+            f"use its own framework's loader in popgeo.potentials."
         )
     for name, remedy in (("edge_index", "NeighborListTransform"), ("atom_types", "ChemicalSpeciesToAtomTypeMapper")):
         if name not in frame:
@@ -130,7 +133,7 @@ def _checked(frame: Any) -> Any:
     if AtomicDataDict.num_frames(frame) != 1:
         raise ValueError(f"it is a batch of {AtomicDataDict.num_frames(frame)} frames. Pass them one by one.")
     if int(frame["atom_types"].min()) < 0:
-        raise ValueError("an atom is of no type that the model knows. Name its species in the type mapper.")
+        raise ValueError("an atom has no type that the model knows. Name its species in the type mapper.")
     return frame
 
 
@@ -149,7 +152,7 @@ def _check_types(frame: Mapping[str, Tensor], type_names: Sequence[str]) -> None
 
 
 def as_batch(batch: Batch) -> dict[str, Tensor]:
-    """NequIP's batch of one that keeps the contract of `popgeo.potentials.padding`."""
+    """Return NequIP's batch for a batch with the contract of `popgeo.potentials.padding`."""
     fields = {**batch.to_dict(), **opposite_in_batch(batch)}
     for name, ours in _RENAMED.items():
         if ours in fields:
@@ -162,12 +165,12 @@ def as_batch(batch: Batch) -> dict[str, Tensor]:
     return fields
 
 
-def evaluator(model: Any, **kwargs: Any) -> Evaluator:
-    """Energies, forces and stress by a model of NequIP, with the cutoff and the types that it has itself.
+def evaluator(model: Any, **kwargs: Unpack[EvaluatorArguments]) -> Evaluator:
+    """Return an evaluator of a model of NequIP, with the model's cutoff and types.
 
     Args:
-        model: As it is, or compiled; its types have the names of elements.
-        kwargs: `num_nodes`, `num_edges`, `num_graphs`, `skin` and the rest of `Evaluator`.
+        model: The model, compiled or not. The names of its types are symbols of elements.
+        kwargs: `num_nodes`, `num_edges`, `num_graphs`, `skin` and others; see `EvaluatorArguments`.
     """
     numbers = torch.tensor([atomic_numbers[name] for name in model.type_names])
 
@@ -177,7 +180,7 @@ def evaluator(model: Any, **kwargs: Any) -> Evaluator:
 
     def typed(graph: Data) -> Data:
         graph = with_unit_shift(graph.update({"z": places_in(numbers, graph.z.cpu()).to(graph.z)}))
-        del graph.edge_shift  # which is not a field of NequIP
+        del graph.edge_shift  # not a field of NequIP
         return graph
 
     cutoff = float(model.metadata["r_max"])
@@ -185,11 +188,11 @@ def evaluator(model: Any, **kwargs: Any) -> Evaluator:
 
 
 def of_real(outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The fields of real atoms, edges and frames; everything, where the batch has no padding.
+    """Return the fields of real atoms, edges and frames.
 
     Args:
-        outputs: A batch of this page, or what a model says of one.
-        batch: The batch.
+        outputs: A batch of this page, or a model's results for it.
+        batch: The batch. Without masks it has no padding.
     """
     if "nodes_mask" not in batch:
         return dict(outputs)
@@ -201,20 +204,20 @@ def of_real(outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[
 
 
 class RealRowsMixin:
-    """Makes a training module of NequIP compare real rows only: only models see padding, not losses and metrics.
+    """A base class that lets a training module of NequIP give only real rows to losses and metrics.
 
-    Comes before the training module among the bases of a class. Batches without masks are treated as ever.
+    It comes before the training module among the bases of a class. Batches without masks stay unchanged.
     """
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the model says of real rows."""
-        ours: Any = self  # the training module has its model and forward
+        """Return the model's results for real rows."""
+        ours: Any = self  # model and forward are the training module's
         own: Any = super()
         found = call_model(own.forward, inputs, model=ours.model, species="atom_types", owner="batch")
         return of_real(found, inputs)
 
     def process_target(self, batch: dict[str, Tensor], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """The targets of real rows."""
+        """Return the targets of real rows."""
         return of_real(super().process_target(batch, *args, **kwargs), batch)  # type: ignore[misc]
 
 
@@ -227,15 +230,14 @@ class FixedSizeEMALightningModule(RealRowsMixin, EMALightningModule):
 
 
 def in_one_pass(model: nn.Module) -> nn.Module:
-    """A model of NequIP whose convolutions gather, multiply and sum in one pass, with the weights and results it had.
+    """Change the convolutions of a model of NequIP to gather, multiply and sum in one pass, and return the model.
 
-    The model itself is changed, and returned; its `state_dict` has the names it had. It trains, in eager mode, too.
-    Where a batch says which edges are opposite, the network that gives edges their weights runs on one of each two,
-    unless cutoffs depend on which species an edge begins and ends at.
-    One thread at a time may call it with such batches; give another a copy.
+    Weights, results and the names in `state_dict` stay the same. The model can be trained, also in eager mode. If a
+    batch has the opposite of each edge, the network for the edges' weights runs once per pair, unless cutoffs depend on
+    the species at the ends of an edge. Then only one thread at a time may call the model; give other threads copies.
 
     Raises:
-        ValueError: there is no convolution in it, or one is not a weighted product by channels.
+        ValueError: the model has no convolution, or a convolution is not a weighted product by channels.
     """
     parts = list(model.modules())
     if not any(isinstance(getattr(one, "tp_scatter", None), TensorProductScatter | _Convolution) for one in parts):
@@ -251,11 +253,12 @@ def in_one_pass(model: nn.Module) -> nn.Module:
 
 
 class _Convolution(nn.Module):
-    """What NequIP calls if it has a product and a sum."""
+    """The fused convolution, with the arguments that NequIP passes."""
 
     def __init__(self, product: nn.Module) -> None:
         super().__init__()
         self.tp = SumOfProducts(product)
 
     def forward(self, x: Tensor, edge_attr: Tensor, edge_weight: Tensor, edge_dst: Tensor, edge_src: Tensor) -> Tensor:
+        """Return the sums of products, [num_nodes, irreps_out.dim]."""
         return self.tp(x, edge_attr, edge_weight, edge_src, edge_dst)

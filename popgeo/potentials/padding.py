@@ -1,27 +1,27 @@
-"""The contract of batches for potentials: structures at fixed shape, with padding that physics cannot notice.
+"""The contract of batches for potentials: structures at fixed shape, with padding that does not change results.
 
-The items of a framework become graphs of PyG, are put together by `FixedSizeDataLoader`, and each batch becomes one of
-the framework's own. In between stand the names of this page, which every framework's file starts from and renames:
+The items of a framework become graphs of PyG, `FixedSizeDataLoader` makes batches of them, and each batch becomes a
+batch of the framework. In between, graphs have these names, which the file of each framework renames:
 
-    z           [N]         species, as the framework counts them: atomic numbers, or rows of its table
+    z           [N]         species as the framework counts them: atomic numbers, or rows of its table
     pos         [N, 3]      positions
-    edge_index  [2, E]      the framework's own direction
-    unit_shift  [E, 3]      how many cells an edge crosses
-    edge_shift  [E, 3]      the same in lengths: unit_shift @ cell of its structure; only where the framework has it
-    cell        [G, 3, 3]   rows are the vectors; pbc [G, 3] if it has that
-    the rest under the framework's own names, and batch, ptr, nodes_mask, edges_mask, graphs_mask as in all batches
+    edge_index  [2, E]      in the framework's own direction
+    unit_shift  [E, 3]      numbers of cells that an edge crosses
+    edge_shift  [E, 3]      the same in lengths: unit_shift @ cell of its structure; only if the framework has it
+    cell        [G, 3, 3]   rows are the vectors; pbc [G, 3] if the framework has it
+    all others under the framework's own names, and batch, ptr, nodes_mask, edges_mask, graphs_mask as in all batches
 
-Of N atoms, E edges and G structures, n, e and g are real and come first. Of padding is true, in any framework:
+Of N atoms, E edges and G structures, n, e and g are real and come first. These rules hold for padding in any framework:
 
 1. Padding atoms have a species that the model knows.
-2. Every padding edge joins a padding atom to its own image several cutoffs away, where an envelope is exactly 0: never
-   at distance 0, whose square root has no gradient. `unit_shift @ cell` is its `edge_shift`, as for real edges, so that
-   models that strain the cell agree with models that keep it.
-3. Cells of padding are cubes, periodic, as wide as that; none is singular.
-4. Every padding structure has at least one atom, so nothing is divided by 0; weights, targets and whatever else the
-   framework has are 0 there.
-5. Real rows equal the rows of the framework's own batch to the last bit, so energies, forces, stress and the gradient
-   of every weight do, once means count real rows only: `mean_over_real`, `slots_per_real`, and `unpad_outputs`.
+2. Every padding edge joins a padding atom to its own image several cutoffs away, where an envelope is exactly 0. Its
+   length is never 0, where the square root has no gradient. Its `edge_shift` is `unit_shift @ cell`, as for real edges,
+   so that models that strain the cell agree with models that do not.
+3. Cells of padding are periodic cubes of that width; none is singular.
+4. Every padding structure has at least one atom, so nothing is divided by 0. Weights, targets and other attributes are
+   0 there.
+5. Real rows equal the rows of the framework's own batch to the last bit. So energies, forces, stress and all gradients
+   of weights are equal, too, if means count real rows only: `mean_over_real`, `slots_per_real`, and `unpad_outputs`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,22 +34,25 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 from torch_geometric.transforms.pad import AttrNamePadding
+from typing_extensions import Unpack
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.masks import MASKS
 from popgeo.loader.data_loader import FixedSizeDataLoader
+from popgeo.loader.epoch_choices import GraphLoaderArguments
+from popgeo.loader.epoch_loader import loader_class
 from popgeo.loader.run import EpochPlan, Run
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, strategy_of
 
 LEVELS = {"z": "node", "pos": "node", "unit_shift": "edge", "edge_shift": "edge", "cell": "graph", "pbc": "graph"}
-"""What the rows of the common attributes belong to. Sizes do not tell: a cell has three rows, as three atoms have."""
+"""Levels of the common attributes. Sizes do not decide them: a cell has three rows, like three atoms."""
 
-_CELLS_WIDE = 2.0  # a padding cell, in cutoffs; its diagonal, which padding edges cross, is sqrt(3) times as long
+_CELLS_WIDE = 2.0  # width of a padding cell in cutoffs; padding edges cross its diagonal, which is sqrt(3) times longer
 
 
 class StructureSizes(FixedSizeOptions):
-    """Sizes of a batch that keep an atom for every structure that may turn out to be padding.
+    """Sizes of a batch that reserve an atom for every possible padding structure.
 
     Example:
         >>> StructureSizes(num_nodes=12, num_edges=30, num_graphs=4).limits([Axis(Level.NODE, None)])
@@ -57,16 +60,16 @@ class StructureSizes(FixedSizeOptions):
     """
 
     def limits(self, axes: Sequence[Axis]) -> np.ndarray:
-        """What the real structures of a batch may use along each axis."""
+        """Return the limit of the real structures of a batch along each axis."""
         return super().limits(axes) - np.array([(axis.level is Level.NODE) * (self.num_graphs - 2) for axis in axes])
 
 
 class Structures(Dataset[Data]):
-    """The items of a framework as graphs with the names of this page, made one by one when they are asked for.
+    """A dataset of a framework's items as graphs with the names of this page, made at each access.
 
     Args:
-        items: The framework's own, in whatever can be indexed.
-        as_graph: Makes a graph of an item; its ValueError is raised again with the item's index.
+        items: Items of the framework, by index.
+        as_graph: Makes a graph from an item. Its ValueError is raised again with the item's index.
 
     Raises:
         ValueError: there are no structures.
@@ -87,31 +90,44 @@ class Structures(Dataset[Data]):
             raise ValueError(f"Structure {number}: {error}") from error
 
     def in_memory(self) -> "list[Data] | Structures":
-        """A list of all graphs, where the items are one, too; otherwise these, to be read in every epoch."""
+        """Return a list of all graphs if the items are a list; otherwise this dataset, which every epoch reads."""
         return [self[number] for number in range(len(self))] if isinstance(self.items, list | tuple) else self
 
 
-class PotentialLoader(FixedSizeDataLoader):
-    """Loads structures in a framework's own batches, all of one shape, with the padding that this page describes.
+class PotentialArguments(GraphLoaderArguments, total=False):
+    """Keyword arguments of `PotentialLoader` that every framework's `fixed_size_loader` takes.
 
-    It is a `FixedSizeDataLoader` in all else: order, ranks, workers, `set_epoch`, `state_dict`.
+    `num_nodes`, `num_edges` and `batch_size` are the sizes of a batch, padding included; `PotentialLoader` explains
+    them. `FixedSizeDataLoader` explains the others. `options` and `output` are refused with a reason.
+    """
+
+    num_nodes: int | None
+    num_edges: int | None
+    batch_size: int
+    fixed_size_strategy: FixedSizeStrategy | Packing | str
+    protect: str | None
+    shuffle_bytes: int
+    progress_bar: bool | None
+
+
+@loader_class
+class PotentialLoader(FixedSizeDataLoader):
+    """A loader of structures in a framework's own batches, all of one shape, with padding as this page describes.
+
+    Order, ranks, workers, `set_epoch` and `state_dict` are those of `FixedSizeDataLoader`.
 
     Args:
         structures: Graphs with the names of this page.
-        as_batch: Makes the framework's batch of one that keeps the contract.
-        cutoff: The longest edge that the model sees.
-        species: One that the model knows, for padding atoms.
-        levels: What the rows of further attributes belong to: "node", "edge" or "graph".
-        num_nodes: Atoms of a batch, padding included; it, `num_edges` and `batch_size` may be given as
-            `fixed_size_options`, and are otherwise measured: the most that `batch_size - 1` structures need with
-            `PadToMax`, else what `FixedSizeOptions.tune` finds for that many on average.
-        num_edges: Edges of a batch.
-        batch_size: Structures of a batch, padding included.
-        fixed_size_strategy: As of `FixedSizeDataLoader`; batches within both budgets when left out.
-        kwargs: What else `FixedSizeDataLoader` takes.
+        as_batch: Makes the framework's batch from a batch that keeps the contract.
+        cutoff: Cutoff of the model, the longest real edge.
+        species: Species of padding atoms, which the model must know.
+        kwargs: `num_nodes`, `num_edges` and `batch_size` (16 by default) are the sizes of a batch, padding included, or
+            `fixed_size_options` are. Default: the most that `batch_size - 1` structures need with `PadToMax`, otherwise
+            the result of `FixedSizeOptions.tune` for that average. `fixed_size_strategy` is `"Window"` by default.
+            `PotentialArguments` lists the others.
 
     Raises:
-        ValueError: the cutoff is not positive, no structure would be real, or see `FixedSizeDataLoader`.
+        ValueError: the cutoff is not positive, no structure would be real, or `FixedSizeDataLoader` raises.
     """
 
     def __init__(
@@ -121,22 +137,19 @@ class PotentialLoader(FixedSizeDataLoader):
         *,
         cutoff: float,
         species: int,
-        levels: Mapping[str, str] | None = None,
-        num_nodes: int | None = None,
-        num_edges: int | None = None,
-        batch_size: int = 16,
-        fixed_size_strategy: FixedSizeStrategy | Packing | str = FixedSizeStrategy.Window,
-        **kwargs: Any,
+        **kwargs: Unpack[PotentialArguments],
     ) -> None:
         if not cutoff > 0:
             raise ValueError(f"The cutoff is {cutoff}; it must be more than 0.")
+        num_nodes, num_edges = kwargs.pop("num_nodes", None), kwargs.pop("num_edges", None)
+        batch_size = kwargs.pop("batch_size", 16)
         if batch_size < 2:
-            raise ValueError(f"batch_size is {batch_size}, and one structure of a batch is padding. Pass 2 or more.")
+            raise ValueError(f"batch_size is {batch_size}, but one structure of a batch is padding. Pass 2 or more.")
         for name in ("options", "output"):
             if name in kwargs:
                 raise ValueError(f"A framework's batch is one batch of torch tensors; leave {name} out.")
-        strategy = strategy_of(fixed_size_strategy)
-        given: FixedSizeOptions | None = kwargs.pop("fixed_size_options", None)
+        strategy = strategy_of(kwargs.pop("fixed_size_strategy", FixedSizeStrategy.Window))
+        given = kwargs.pop("fixed_size_options", None)
         if num_nodes is not None:
             given = FixedSizeOptions(num_nodes, num_edges, batch_size)
         sizes = given or _measured(structures, batch_size, strategy)
@@ -145,8 +158,9 @@ class PotentialLoader(FixedSizeDataLoader):
         of_edges = AttrNamePadding({"unit_shift": 1, "edge_shift": self.cell_length})
         counts = sizes.num_nodes, sizes.num_edges, sizes.num_graphs
         options = StructureSizes(*counts, node_pad_value=of_nodes, edge_pad_value=of_edges)
-        levels = {**LEVELS, **(levels or {})}
-        super().__init__(structures, fixed_size_options=options, fixed_size_strategy=strategy, levels=levels, **kwargs)
+        kwargs["fixed_size_options"], kwargs["fixed_size_strategy"] = options, strategy
+        kwargs["levels"] = {**LEVELS, **(kwargs.get("levels") or {})}
+        super().__init__(structures, **kwargs)
 
     def _batches(self, run: Run, plan: EpochPlan) -> Iterator[Any]:
         for batch in super()._batches(run, plan):
@@ -154,27 +168,27 @@ class PotentialLoader(FixedSizeDataLoader):
 
 
 def _measured(structures: Any, batch_size: int, strategy: FixedSizeStrategy | Packing) -> FixedSizeOptions:
-    """Sizes that hold any structures, where batches have equally many, or that are filled best."""
+    """Return sizes that hold any `batch_size - 1` structures for `PadToMax`, else sizes with the least padding."""
     if strategy is FixedSizeStrategy.PadToMax:
         sizes = FixedSizeOptions.from_dataset(structures, batch_size)
     else:
         sizes = FixedSizeOptions.tune(structures, batch_size - 1, verbose=False)
-    spare = sizes.num_graphs - 2  # what was measured has one atom for padding
+    spare = sizes.num_graphs - 2  # measured sizes have one atom for padding
     return replace(sizes, num_nodes=sizes.total_num_nodes + spare)
 
 
 def with_safe_padding(batch: Batch, cell_length: float) -> Batch:
-    """A batch of `PotentialLoader` whose padding structures have an atom each, and cells.
+    """Give every padding structure of a batch an atom and a cell, in place, and return the batch.
 
     Args:
-        batch: As `FixedSizeDataLoader` makes it: one padding structure has all padding atoms.
-        cell_length: How wide the cells of padding are.
+        batch: Batch of `FixedSizeDataLoader`: one padding structure has all padding atoms.
+        cell_length: Width of the cells of padding.
     """
     nodes, graphs = batch.nodes_mask, batch.graphs_mask
     n, g, num_graphs = nodes.sum(), graphs.sum(), len(graphs)
     node = torch.arange(len(nodes), device=nodes.device)
     graph = torch.arange(num_graphs + 1, device=nodes.device)
-    owner = (g + node - n).clamp(max=num_graphs - 1)  # the last one takes what is left
+    owner = (g + node - n).clamp(max=num_graphs - 1)  # the last structure takes the remaining atoms
     batch.batch = torch.where(nodes, batch.batch, owner.to(batch.batch.dtype))
     batch.ptr = torch.where(graph <= g, batch.ptr, (n + graph - g).to(batch.ptr.dtype))
     batch.ptr[-1] = len(nodes)
@@ -187,10 +201,10 @@ def with_safe_padding(batch: Batch, cell_length: float) -> Batch:
 
 
 def mean_over_real(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over real rows, whatever padding holds, NaN included.
+    """Return the mean over real rows; padding may hold anything, even NaN.
 
     Args:
-        values: [number of slots, ...]
+        values: Values of all slots. [number of slots, ...]
         mask: True for real rows. bool [number of slots]
 
     Example:
@@ -202,11 +216,11 @@ def mean_over_real(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def slots_per_real(mask: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """By what a mean over all slots is multiplied, where padding adds nothing to it, to be one over real rows.
+    """Return the factor that turns a mean over all slots, with 0 in padding, into a mean over real rows.
 
     Args:
         mask: True for real rows. bool [number of slots]
-        dtype: That of the mean; torch's default when left out.
+        dtype: Type of the mean. Default: torch's default type.
 
     Example:
         >>> slots_per_real(torch.tensor([True, True, False]))
@@ -216,11 +230,11 @@ def slots_per_real(mask: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def where_real(is_real: Tensor, values: Tensor, absent: Any) -> Tensor:
-    """The values, with `absent` in the rows of padding.
+    """Return the values, with `absent` in the rows of padding.
 
     Args:
         is_real: True for real rows. bool [number of slots]
-        values: [number of slots, ...]
+        values: Values of all slots. [number of slots, ...]
         absent: A number, or a tensor like `values`.
     """
     return torch.where(is_real.view(-1, *[1] * (values.dim() - 1)), values, absent)
@@ -229,15 +243,15 @@ def where_real(is_real: Tensor, values: Tensor, absent: Any) -> Tensor:
 def unpad_outputs(
     outputs: Mapping[str, Any], masks: Mapping[str, Any], levels: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What a model says of real atoms, edges and structures; its values for padding are left out.
+    """Return a model's results for real atoms, edges and structures, without padding.
 
     Args:
-        outputs: Its results, by name. Results without rows for one of the three stay as they are.
-        masks: The batch, or whatever has its `nodes_mask`, `edges_mask` and `graphs_mask`.
-        levels: What the rows of an output belong to, where their number does not tell.
+        outputs: Results by name. Results with no rows for atoms, edges or structures stay unchanged.
+        masks: The batch, or a mapping with its `nodes_mask`, `edges_mask` and `graphs_mask`.
+        levels: Level of outputs whose number of rows is ambiguous.
 
     Raises:
-        ValueError: the number of rows fits two of the masks, and `levels` does not say which.
+        ValueError: the number of rows fits two of the masks, and `levels` does not decide.
 
     Example:
         >>> masks = {"nodes_mask": torch.tensor([True, False, False]), "graphs_mask": torch.tensor([True, False])}
@@ -256,7 +270,7 @@ def _unpadded(name: str, value: Any, masks: Mapping[str, Tensor], level: str | N
     fitting = [level] if level else [one for one, mask in masks.items() if len(mask) == len(value)]
     if len(fitting) > 1:
         raise ValueError(
-            f"{name!r} has {len(value)} rows, which fits {'s and '.join(fitting)}s of the batch. Say which it has: "
+            f"{name!r} has {len(value)} rows, which fits {'s and '.join(fitting)}s of the batch. Pass its level: "
             f"levels={{{name!r}: {fitting[0]!r}}}."
         )
     return value[masks[fitting[0]]] if fitting else value

@@ -1,8 +1,8 @@
-"""MACE's own training command at fixed shape: `python -m popgeo.potentials.run_mace --fixed_size ...`.
+"""MACE's training command at fixed shape: `python -m popgeo.potentials.run_mace --fixed_size ...`.
 
-It takes what `mace_run_train` takes and does what that does, with `--fixed_size` in batches of one shape and with the
-step compiled once. Data, statistics of the data, the model, validation, logs, checkpoints and the final tables are
-MACE's code on MACE's own batches: the loader, the loss and the step of training are all that is exchanged.
+It has the arguments of `mace_run_train`. With `--fixed_size` batches have one shape, and the step is compiled once.
+Only the loader, the loss and the step of training are exchanged. Data, their statistics, the model, validation, logs,
+checkpoints and the final tables are MACE's code on MACE's own batches.
 """
 
 import argparse
@@ -28,8 +28,8 @@ _BACKENDS = {"engine": "cpu", "inductor": "inductor"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains as `mace_run_train` does with these arguments; `--fixed_size` and `--step` are popgeo's."""
-    # MACE's parser prints the help, so this one does not.
+    """Train as `mace_run_train` does; only the arguments `--fixed_size` and `--step` are popgeo's."""
+    # Without help, which MACE's parser prints.
     parser = OneLineParser(prog="python -m popgeo.potentials.run_mace", add_help=False, allow_abbrev=False)
     parser.add_argument("--fixed_size", nargs="*", type=int, metavar="SIZE")
     parser.add_argument("--step", choices=("eager", *_BACKENDS))
@@ -47,17 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def fixed_size_training(
     settings: argparse.Namespace, sizes: Sequence[int] = (), step: str | None = None
 ) -> Iterator[None]:
-    """Meanwhile `mace.cli.run_train.run` trains at fixed shape.
+    """Let `mace.cli.run_train.run` train at fixed shape while the block runs.
 
     Args:
-        settings: What `run` is given; `batch_size` structures share a batch, on average where sizes are found.
-        sizes: Atoms and edges of a batch, padding included; None are found, so that batches are full.
-        step: "engine" captures the step, "inductor" has torch compile it, "eager" leaves it to MACE. None is "engine"
-            on a processor and "eager" elsewhere.
+        settings: Settings of `run`. `batch_size` structures share a batch, on average if sizes are measured.
+        sizes: Atoms and edges of a batch, padding included. Default: measured, so that batches are full.
+        step: "engine" captures the step, "inductor" compiles it with torch, "eager" leaves it to MACE. Default:
+            "engine" on a processor, else "eager".
 
     Raises:
-        ValueError: the optimizer is LBFGS, which looks at all batches at once, or a step is to be compiled for several
-            processes or off the processor.
+        ValueError: the optimizer is LBFGS, which needs all batches at once; or a step would be compiled for several
+            processes, or for another device than a processor.
     """
     step = step or ("engine" if settings.device == "cpu" and not settings.distributed else "eager")
     if settings.lbfgs:
@@ -90,13 +90,13 @@ def fixed_size_training(
 
 
 def _in_memory(dataset: Any) -> Any:
-    """The items in one list, if they are lists that MACE has joined."""
+    """Return the items as one list, if MACE has joined lists; else the dataset."""
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]
     return list(chain(*parts)) if all(isinstance(part, list) for part in parts) else dataset
 
 
 class _CompiledSteps:
-    """MACE's `take_step`, compiled when first called with a loss; the second stage of training has another loss."""
+    """A replacement of MACE's `take_step` that compiles one step per loss; the second stage of training has its own."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend

@@ -1,12 +1,12 @@
-"""SchNetPack at fixed shape: its batches of one shape in `AtomsLoader`'s place, its task over real rows, its step.
+"""SchNetPack at fixed shape: a loader in place of `AtomsLoader`, its task over real rows, and its training step.
 
 Needs `schnetpack`: pip install schnetpack. With a data module of SchNetPack and a trainer:
 
     use_fixed_sizes(datamodule, cutoff=5.0, num_nodes=512, num_edges=12_000, batch_size=24)
     trainer.fit(FixedSizeTask(model, outputs, ...), datamodule=datamodule)      # where AtomisticTask was
 
-Padding has no targets: floating point fields are NaN there, but those that models read. A loss that takes padding for
-real, as of SchNetPack's own task, is then NaN from the first update on, rather than wrong silently.
+Targets are NaN in padding, and so are all floating-point fields that models do not read. A loss that counts padding, as
+in SchNetPack's own task, is then NaN from the first update, rather than silently wrong.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,10 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch, Data
+from typing_extensions import Unpack
 
 from popgeo.data.masks import MASKS
-from popgeo.potentials.evaluator import Evaluator, with_unit_shift
-from popgeo.potentials.padding import PotentialLoader, Structures, slots_per_real, unpad_outputs, where_real
+from popgeo.potentials.evaluator import Evaluator, EvaluatorArguments, with_unit_shift
+from popgeo.potentials.padding import (
+    PotentialArguments,
+    PotentialLoader,
+    Structures,
+    slots_per_real,
+    unpad_outputs,
+    where_real,
+)
 from popgeo.potentials.wrong_items import call_model, check_edges, require_names, require_same_fields, three_vectors
 
 try:
@@ -48,38 +56,39 @@ _call = partial(call_model, species=properties.Z, owner=properties.idx_m)
 
 
 def fixed_size_loader(
-    dataset: Any, *, cutoff: float, max_z: int = 100, inputs: Iterable[str] = (), **kwargs: Any
+    dataset: Any, *, cutoff: float, max_z: int = 100, inputs: Iterable[str] = (), **kwargs: Unpack[PotentialArguments]
 ) -> PotentialLoader:
-    """Loads SchNetPack's structures in the batches of its `AtomsLoader`, all of one shape.
+    """Return a loader of SchNetPack's structures in the batches of its `AtomsLoader`, all of one shape.
 
-    They have `nodes_mask`, `edges_mask` and `graphs_mask` next to; `_idx` is -1 in padding.
+    Batches also have `nodes_mask`, `edges_mask` and `graphs_mask`; `_idx` is -1 in padding.
 
     Args:
-        dataset: A dataset of SchNetPack, or a list of its items, with a neighbor list; a list is kept in memory.
-        cutoff: The model's: padding edges are longer, and the edges of some items are counted, as they may have been
-            listed with a shorter one.
-        max_z: The model's, as its representation takes it: atomic numbers are less.
-        inputs: Fields that the model reads, of your own: they are 0 in padding. SchNetPack's own are known.
-        kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and the rest of `PotentialLoader`.
+        dataset: A dataset of SchNetPack, or a list of its items, with a neighbor list. A list is kept in memory.
+        cutoff: The model's cutoff. Padding edges are longer, and the edges of some items are counted, because they may
+            have been listed with a shorter cutoff.
+        max_z: The `max_z` of the model's representation: atomic numbers are below it.
+        inputs: Your own fields that the model reads. They are 0 in padding, as SchNetPack's own inputs.
+        kwargs: `num_nodes`, `num_edges`, `batch_size`, `shuffle` and others; see `PotentialLoader`.
 
     Raises:
-        ValueError: an item is not one of SchNetPack, lacks what structure 0 has, has an atomic number beyond `max_z`
-            or a field whose rows are not of atoms, pairs or the structure, or lacks edges within the cutoff; see
-            `PotentialLoader`.
+        ValueError: an item is not of SchNetPack, lacks a field of structure 0, has an atomic number of `max_z` or more,
+            has a field without a row per atom, pair or structure, or lacks edges within the cutoff; or
+            `PotentialLoader` raises.
     """
     names = frozenset(Structures(dataset, _checked)[0]) - {*_MADE}
     structures = Structures(dataset, partial(as_graph, names=names, max_z=max_z)).in_memory()
     check_edges(structures, cutoff)
     levels = _levels(structures, names)
     of_schnetpack = partial(as_batch, levels=levels, inputs=frozenset((*_INPUTS, *inputs)))
-    return PotentialLoader(structures, of_schnetpack, cutoff=cutoff, species=1, levels=levels, **kwargs)
+    kwargs["levels"] = levels
+    return PotentialLoader(structures, of_schnetpack, cutoff=cutoff, species=1, **kwargs)
 
 
 def as_graph(item: Mapping[str, Tensor], *, names: frozenset[str], max_z: int) -> Data:
-    """An item of SchNetPack as a graph with the names of `popgeo.potentials.padding`.
+    """Return an item of SchNetPack as a graph with the names of `popgeo.potentials.padding`.
 
     Raises:
-        ValueError: it is not an item, other fields are in it than in the first one, or an atomic number is too large.
+        ValueError: it is not an item, its fields differ from those of the first item, or an atomic number is too large.
     """
     require_same_fields(frozenset(_checked(item)) - {*_MADE}, names)
     if (largest := int(item[properties.Z].max())) >= max_z:
@@ -92,10 +101,11 @@ def as_graph(item: Mapping[str, Tensor], *, names: frozenset[str], max_z: int) -
 
 
 def _checked(item: Any) -> Any:
+    """Return an item, or raise if it is not one structure with neighbors."""
     if not isinstance(item, Mapping) or properties.R not in item:
         raise ValueError(
-            f"it is a {type(item).__name__}, not an item of SchNetPack. Take it from an ASEAtomsData, or use the "
-            f"loader of its own framework in popgeo.potentials."
+            f"it is a {type(item).__name__}, not an item of SchNetPack. Take it from an ASEAtomsData, or use its "
+            f"own framework's loader in popgeo.potentials."
         )
     if properties.offsets not in item:
         raise ValueError("it has no neighbors. Give the dataset a neighbor list of schnetpack.transform.")
@@ -105,7 +115,7 @@ def _checked(item: Any) -> Any:
 
 
 def _levels(structures: Any, names: frozenset[str]) -> dict[str, str]:
-    """What the rows of each field belong to; SchNetPack says it nowhere."""
+    """Return the level of each field, by its numbers of rows in some structures; SchNetPack does not state it."""
     levels = {"forces": "node"}
     some = [structures[number] for number in range(min(len(structures), _NUM_LOOKED_AT))]
     for name in names - _RENAMED.keys():
@@ -126,7 +136,7 @@ def _levels(structures: Any, names: frozenset[str]) -> dict[str, str]:
 
 
 def as_batch(batch: Batch, *, levels: Mapping[str, str], inputs: frozenset[str]) -> dict[str, Tensor]:
-    """SchNetPack's batch of one that keeps the contract of `popgeo.potentials.padding`."""
+    """Return SchNetPack's batch for a batch with the contract of `popgeo.potentials.padding`."""
     fields = dict(batch.to_dict())
     idx_m, ptr, edges = fields.pop("batch"), fields.pop("ptr"), fields.pop("edge_index")
     for name, ours in _RENAMED.items():
@@ -144,12 +154,12 @@ def as_batch(batch: Batch, *, levels: Mapping[str, str], inputs: frozenset[str])
     return fields
 
 
-def evaluator(model: Any, **kwargs: Any) -> Evaluator:
-    """Energies, forces and, if it has them, stress by a model of SchNetPack, with the cutoff that it has itself.
+def evaluator(model: Any, **kwargs: Unpack[EvaluatorArguments]) -> Evaluator:
+    """Return an evaluator of a model of SchNetPack, with the model's cutoff.
 
     Args:
-        model: An `AtomisticModel` whose outputs are called so.
-        kwargs: `energy_unit`, `num_nodes`, `num_edges`, `num_graphs`, `skin` and the rest of `Evaluator`.
+        model: An `AtomisticModel` with the outputs `energy`, `forces` and, if it has it, `stress`.
+        kwargs: `energy_unit`, `num_nodes`, `num_edges`, `num_graphs`, `skin` and others; see `EvaluatorArguments`.
     """
     like = next(model.parameters())
     return Evaluator(
@@ -158,17 +168,17 @@ def evaluator(model: Any, **kwargs: Any) -> Evaluator:
         as_batch=partial(as_batch, levels={}, inputs=frozenset(_INPUTS)),
         cutoff=float(model.representation.cutoff),
         species=1,
-        **{"dtype": like.dtype, "device": like.device, **kwargs},
+        **EvaluatorArguments(dtype=like.dtype, device=like.device) | kwargs,
     )
 
 
 def of_real(values: Mapping[str, Tensor], batch: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-    """The values with these names for what is real alone, all others as they are.
+    """Return values, with only the real rows of the values with these names.
 
     Args:
-        values: A batch of this page, or what a model says of one.
-        batch: The batch; without masks, nothing is padding.
-        names: Which of them have a row for each atom or structure.
+        values: A batch of this page, or a model's results for it.
+        batch: The batch. Without masks it has no padding.
+        names: Names of values with a row per atom or structure.
     """
     if "nodes_mask" not in batch:
         return dict(values)
@@ -177,16 +187,17 @@ def of_real(values: Mapping[str, Tensor], batch: Mapping[str, Tensor], names: It
 
 
 class FixedSizeTask(AtomisticTask):
-    """SchNetPack's task for batches of `fixed_size_loader`: losses and metrics see real rows only, the model all."""
+    """SchNetPack's task for batches of `fixed_size_loader`: losses and metrics get only real rows, the model all."""
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the model says of real rows."""
+        """Return the model's results for real rows."""
         found = _call(super().forward, inputs, model=self.model)
         return of_real(found, inputs, [output.name for output in self.outputs])
 
     def _with_real_targets(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the batch with only the real rows of targets."""
         names = {output.target_property for output in self.outputs if not isinstance(output, UnsupervisedModelOutput)}
-        # The number of structures weighs a batch in the mean over validation.
+        # The number of structures is the weight of a batch in the mean over validation.
         return of_real(batch, batch, names | {properties.idx, "considered_atoms"})
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
@@ -203,13 +214,13 @@ class FixedSizeTask(AtomisticTask):
 
 
 def use_fixed_sizes(datamodule: Any, *, cutoff: float, splits: Iterable[str] = ("train",), **kwargs: Any) -> None:
-    """Puts a `fixed_size_loader` where a data module of SchNetPack has an `AtomsLoader`.
+    """Replace the `AtomsLoader` of a data module of SchNetPack by a `fixed_size_loader`.
 
     Args:
-        datamodule: One of SchNetPack; it is set up here if it was not.
-        cutoff: The model's.
-        splits: Which of "train", "val" and "test".
-        kwargs: What `fixed_size_loader` takes. Training is shuffled, as SchNetPack does, if it does not say.
+        datamodule: Data module of SchNetPack; it is set up here.
+        cutoff: The model's cutoff.
+        splits: Names of splits: "train", "val" and "test".
+        kwargs: Further arguments of `fixed_size_loader`. Default for `shuffle`: True for "train", as in SchNetPack.
     """
     datamodule.setup()
     for split in splits:
@@ -219,14 +230,15 @@ def use_fixed_sizes(datamodule: Any, *, cutoff: float, splits: Iterable[str] = (
 
 
 class TaskStep(nn.Module):
-    """A step of SchNetPack as one module, from a batch's tensors to its loss: for `popgeo.compile_step`.
+    """A training step of SchNetPack as one module, from a batch to its loss, for `popgeo.compile_step`.
 
         step = popgeo.compile_step(TaskStep(model, outputs), optimizer)
         loss = step(**batch)
 
     Args:
         model: A model of SchNetPack.
-        outputs: As of `AtomisticTask`; each `loss_fn` a mean of what is 0 without error. Constraints are not applied.
+        outputs: Outputs of an `AtomisticTask`. Each `loss_fn` is a mean that is 0 without errors. Constraints are not
+            applied.
     """
 
     def __init__(self, model: nn.Module, outputs: Iterable[ModelOutput]) -> None:
@@ -234,10 +246,10 @@ class TaskStep(nn.Module):
         self.model, self.outputs = model, nn.ModuleList(outputs)
 
     def forward(self, **batch: Tensor) -> Tensor:
-        """The loss of a batch, given by its own names.
+        """Return the loss of a batch. The arguments are `**batch`.
 
         Raises:
-            ValueError: the batch is of another loader, or an output has rows of neither atoms nor structures.
+            ValueError: the batch is from a different loader, or an output has no row per atom or structure.
         """
         require_names(batch, (properties.R, properties.idx_m, *MASKS.values()), "schnetpack")
         with _LastStructureMode(batch[properties.idx_m], len(batch[properties.n_atoms])):
@@ -257,7 +269,7 @@ class TaskStep(nn.Module):
 
 
 class _LastStructureMode(TorchFunctionMode):
-    """Answers SchNetPack's `int(idx_m[-1])`, the number of the last structure, which a fixed shape decides."""
+    """A mode that answers SchNetPack's `int(idx_m[-1])`, the number of the last structure, from the fixed shape."""
 
     def __init__(self, idx_m: Tensor, num_structures: int) -> None:
         super().__init__()

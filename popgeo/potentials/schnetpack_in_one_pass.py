@@ -1,4 +1,4 @@
-"""SchNetPack's SchNet and PaiNN with filters on a grid, and each interaction as one operation."""
+"""SchNetPack's SchNet and PaiNN with filters on a grid, and with each interaction as one operation."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,18 +15,17 @@ from popgeo.nn.filter_grid import FilterNetworks, FilterNetworksMixin, GridFilte
 
 
 def in_one_pass(model: nn.Module) -> nn.Module:
-    """A model of SchNetPack whose SchNet or PaiNN interpolates filters and sums messages in one pass, with what it had.
+    """Change SchNet or PaiNN of SchNetPack to interpolate filters and sum messages in one pass, and return the model.
 
-    The model itself is changed, and returned: its weights, its `state_dict` and its results stay. A representation by
-    itself stays as it is; the returned one has the same weights. It trains on forces, in eager mode, too. Hooks on the
-    parts that make messages are no longer called, and a file of the whole model, unlike a file of its `state_dict`, is
-    read only if popgeo is installed.
+    Weights, `state_dict` and results stay the same. A representation by itself is not changed; the returned one shares
+    its weights. The model can be trained on forces, also in eager mode. Hooks on the parts that make messages are no
+    longer called. A file of the whole model, unlike a file of its `state_dict`, needs popgeo to be read.
 
     Args:
-        model: A `NeuralNetworkPotential`, a task, or a representation itself.
+        model: A `NeuralNetworkPotential`, a task, or a representation.
 
     Raises:
-        ValueError: there is no SchNet or PaiNN in it, or its cutoff is neither the cosine nor the mollifier.
+        ValueError: the model has no SchNet or PaiNN, or its cutoff is neither the cosine nor the mollifier.
     """
     classes: dict[type, Any] = {SchNet: OnePassSchNet, PaiNN: OnePassPaiNN}
     found: list[Any] = [one for one in model.modules() if type(one) in (*classes, *classes.values())]
@@ -42,7 +41,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
 
 
 class _GridRepresentation(FilterNetworksMixin):
-    """A representation with filters on a grid; without a grid it runs as SchNetPack wrote it."""
+    """A representation with filters on a grid; without a grid it runs SchNetPack's code."""
 
     radial_basis: nn.Module
     cutoff_fn: Any
@@ -54,24 +53,24 @@ class _GridRepresentation(FilterNetworksMixin):
     n_atom_basis: int
 
     def __init__(self, plain: nn.Module) -> None:
-        """Takes the parts, weights, hooks and settings of a representation; only the way it runs is different."""
+        """Take over the parts, weights, hooks and settings of a representation."""
         nn.Module.__init__(self)
         vars(self).update(vars(plain))
         self.cutoff_of_grid = float(self.cutoff_fn.cutoff)
 
     def refine_filters(self) -> None:
-        """Refine the filters, with the cutoff as SchNetPack has it now: a tensor, which may have been loaded."""
+        """Refine the filters with SchNetPack's present cutoff, a tensor that may have been loaded."""
         self.cutoff_of_grid = float(self.cutoff_fn.cutoff)
         super().refine_filters()
 
     def grids(self, inputs: dict[str, Tensor], distances: Tensor) -> list[GridFilters] | None:
-        """The filters of each network on a grid; None if the networks are to run at each edge."""
+        """Return the filters of each network on a grid; None if the networks run at each edge."""
         ends = torch.stack([inputs[properties.idx_j], inputs[properties.idx_i]])
         num_atoms = inputs[properties.Z].shape[0]
         return self.grid_filters(distances, Edges.of(ends, num_atoms, half_list=False, with_plans=False), num_atoms)
 
     def made_by(self, networks: Sequence[nn.Module]) -> FilterNetworks:
-        """How these networks make filters of SchNetPack's basis and cutoff."""
+        """Return filter networks with SchNetPack's basis and cutoff."""
         return FilterNetworks(
             expand=self.radial_basis, envelope=self.cutoff_fn, networks=networks, cutoff=self.cutoff_of_grid
         )
@@ -81,11 +80,11 @@ class OnePassSchNet(_GridRepresentation, SchNet):
     """SchNetPack's SchNet, with eq. 2 of arXiv:1706.08566 as one operation."""
 
     def filter_networks(self) -> FilterNetworks:
-        """Those of its blocks."""
+        """Return the filter networks of all blocks."""
         return self.made_by([block.filter_network for block in self.interactions])
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Adds the atoms' features to a batch, as SchNetPack does."""
+        """Add the atoms' features to a batch, as SchNetPack does."""
         grids = self.grids(inputs, inputs[properties.Rij].norm(dim=1))
         if grids is None:
             return SchNet.forward(self, inputs)
@@ -102,11 +101,11 @@ class OnePassPaiNN(_GridRepresentation, PaiNN):
     """SchNetPack's PaiNN, with eq. 7 and 8 of arXiv:2102.03150 as one operation."""
 
     def filter_networks(self) -> FilterNetworks:
-        """The one that makes the filters of all blocks."""
+        """Return the network that makes the filters of all blocks."""
         return self.made_by([self.filter_net])
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Adds the atoms' scalars and vectors to a batch, as SchNetPack does."""
+        """Add the atoms' scalars and vectors to a batch, as SchNetPack does."""
         vectors = inputs[properties.Rij]
         distances = vectors.norm(dim=1)
         grids = self.grids(inputs, distances)
@@ -122,7 +121,7 @@ class OnePassPaiNN(_GridRepresentation, PaiNN):
             scalars, along, across = interact.interatomic_context_net(q).squeeze(1).split(size, dim=-1)
             axes = (mu * across.unsqueeze(1)).unbind(1)
             sent = torch.stack([scalars, *axes, along], dim=1).flatten(1)
-            # SchNetPack has the section of what goes along the edge before that of vectors, the operation behind it.
+            # In SchNetPack the section for edge directions comes before that for vectors, in the operation after it.
             of_scalars, of_edges, of_vectors = tables[0 if self.share_filters else number].chunk(3, dim=1)
             table = torch.cat([of_scalars, of_vectors, of_edges], dim=1)
             sums = replace(grids[0], table=table).convolve(sent, direction)

@@ -1,11 +1,12 @@
-"""e3nn's tensor product of an edge with what its source has, summed where the edge arrives, in one pass.
+"""e3nn's tensor product of edges and features of their sources, summed at the destinations, in one pass.
 
     sums[dst[e], u, k] += w[e, p, u] * C[p, i, j, k] * x[src[e], u, i] * y[e, j]      for each path p, channel u
 
-is what a convolution of MACE or NequIP makes: features of the source, spherical harmonics, weights of the edge. Neither
-the gathered features nor the messages of edges are written to memory. With a gradient g of the sums it is linear in x,
-y, w and g, so that every derivative, of any order, is the same sum over edges with another of the four left out: one
-operation, which torch differentiates by itself. The compiled kernels give the same bits for any number of threads.
+This is a convolution of MACE or NequIP: x are features of nodes, y spherical harmonics, w weights of edges. Neither the
+gathered features nor the messages are written to memory. Let g be the gradient of the sums. The scalar product of g and
+the sums is linear in x, y, w and g. So every derivative, of any order, is the same sum over edges without one of the
+four tensors: one operation, which is its own derivative. The compiled kernels give the same bits for any number of
+threads.
 """
 
 import ctypes
@@ -27,7 +28,7 @@ _pack_call = struct.Struct("19q").pack
 
 
 def _kernel(role: int, *inputs: Any) -> Tensor:
-    """The product with the tensor left out that `role` numbers; inputs are in the order of the operation's schema."""
+    """Compute the product without the tensor number `role`; inputs are in the order of the operation's schema."""
     *tensors, src, dst, num_nodes, widths, paths, terms = inputs
     like = check_arrays(role, tensors, src, dst, num_nodes, widths)
     as_paths, as_terms = _tables(tuple(widths), tuple(paths), tuple(terms))
@@ -39,7 +40,7 @@ def _kernel(role: int, *inputs: Any) -> Tensor:
     read = [None if tensor is None else library.as_read(tensor) for tensor in tensors]
     src, dst, num_edges = library.as_read(as_int64(src)), library.as_read(as_int64(dst)), src.shape[0]
     rows = num_edges if role in (1, 2) else num_nodes
-    out = (like.new_zeros if role == 2 else like.new_empty)(rows, widths[role])  # paths may leave weights out
+    out = (like.new_zeros if role == 2 else like.new_empty)(rows, widths[role])  # no path may use some weights
     addresses = *map(library.address, read), library.address(src), library.address(dst), out.data_ptr()
     tables = len(paths) // NUM_OF_PATH, ctypes.addressof(as_paths), ctypes.addressof(as_terms)
     sizes = num_edges, *widths, torch.get_num_threads()
@@ -52,7 +53,7 @@ def _kernel(role: int, *inputs: Any) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _tables(widths: tuple[int, ...], paths: tuple[int, ...], terms: tuple[float, ...]) -> tuple[Any, Any]:
-    """The paths and coefficients as the compiled kernels read them, checked."""
+    """Check paths and coefficients, and return them in the layout of the compiled kernels."""
     check_paths(widths, paths, terms)
     rows, found, first = [], b"", 0
     for path in _by_path(paths, terms):
@@ -65,7 +66,7 @@ def _tables(widths: tuple[int, ...], paths: tuple[int, ...], terms: tuple[float,
 
 
 def _by_path(paths: Sequence[int], terms: Sequence[float]) -> list[tuple[Any, ...]]:
-    """The numbers of each path, and its coefficients as (i, j, k, factor); terms have the path's number before them."""
+    """Return the numbers of each path and its coefficients (i, j, k, factor); in `terms` the path's number is first."""
     chosen: list[list[Sequence[float]]] = [[] for _ in range(len(paths) // NUM_OF_PATH)]
     for at in range(0, len(terms), 5):
         chosen[int(terms[at])].append(terms[at + 1 : at + 5])
@@ -73,7 +74,7 @@ def _by_path(paths: Sequence[int], terms: Sequence[float]) -> list[tuple[Any, ..
 
 
 def _plain(role: int, *inputs: Any) -> Tensor:
-    """The definition, in torch."""
+    """Compute the product in plain torch, as the definition."""
     *tensors, src, dst, num_nodes, widths, paths, terms = inputs
     ends: list[Tensor | None] = [src, None, None, dst]
     on_edges = [t if t is None or end is None else t.index_select(0, end) for t, end in zip(tensors, ends, strict=True)]
@@ -124,21 +125,21 @@ _PRODUCT = register(
 
 
 class SumOfProducts(nn.Module):
-    """Sums a tensor product of e3nn over the edges that arrive at each node.
+    """A module that sums a tensor product of e3nn over the edges that arrive at each node.
 
     Args:
-        product: A `TensorProduct` whose paths have weights of their own for each edge and channel ("uvu"), and one
-            channel of the edge's. Its coefficients are read off what it computes, and compared with that.
+        product: A `TensorProduct` with a weight for each path, edge and channel ("uvu"), and with one channel of edges.
+            Its coefficients are found by calls, and then checked.
 
     Raises:
-        ValueError: the product is of another kind.
+        ValueError: the product is of a different kind.
     """
 
     product: Any
 
     def __init__(self, product: Any) -> None:
         super().__init__()
-        object.__setattr__(self, "product", product)  # not part of this one: saved weights have the product's own names
+        object.__setattr__(self, "product", product)  # not a submodule, so that saved weights keep the product's names
         self.widths = [product.irreps_in1.dim, product.irreps_in2.dim, product.weight_numel, product.irreps_out.dim]
         self.paths, self.terms = _read(product)
         edge, generator, dtype = torch.arange(3), torch.Generator().manual_seed(0), _dtype_of(product)
@@ -149,14 +150,14 @@ class SumOfProducts(nn.Module):
             raise ValueError("The product is not the sum of its paths, so it cannot be summed over edges in one pass.")
 
     def forward(self, x: Tensor, y: Tensor, w: Tensor, src: Tensor, dst: Tensor) -> Tensor:
-        """The sums. [num_nodes, irreps_out.dim]
+        """Return the sums, [num_nodes, irreps_out.dim].
 
         Args:
             x: Features of nodes. [num_nodes, irreps_in1.dim]
-            y: What edges have. [num_edges, irreps_in2.dim]
-            w: Their weights. [num_edges, weight_numel]
+            y: Features of edges. [num_edges, irreps_in2.dim]
+            w: Weights of edges. [num_edges, weight_numel]
             src: Source of each edge. [num_edges]
-            dst: Where its product is added. [num_edges]
+            dst: Destination of each edge. [num_edges]
         """
         return _PRODUCT(3, x, y, w, None, src, dst, x.shape[0], self.widths, self.paths, self.terms)
 
@@ -164,7 +165,7 @@ class SumOfProducts(nn.Module):
         self.product.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """There is nothing to load: a product has constants only."""
+        """Load nothing, since a product has only constants."""
 
 
 def _dtype_of(product: nn.Module) -> torch.dtype:
@@ -172,7 +173,7 @@ def _dtype_of(product: nn.Module) -> torch.dtype:
 
 
 def _read(product: Any) -> tuple[list[int], list[float]]:
-    """The paths of a product and the coefficients of each, from its values for components that are 1 one at a time."""
+    """Return the paths of a product and their coefficients, from its values for inputs with one component of 1."""
     starts = [[0, *torch.tensor([block.dim for block in irreps]).cumsum(0).tolist()] for irreps in _irreps(product)]
     paths: list[int] = []
     terms: list[float] = []

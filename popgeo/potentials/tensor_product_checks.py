@@ -1,4 +1,4 @@
-"""The checks of a tensor product's arguments: every array has as many numbers as the kernels read."""
+"""Checks of a tensor product's arguments, so that the kernels read only within the arrays."""
 
 import math
 from collections.abc import Sequence
@@ -9,23 +9,25 @@ from torch import Tensor
 from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.refusals import check_index
 
-NUM_OF_PATH = 8  # channels, then where x, its components, y, its components, w, g and its components are
+NUM_OF_PATH = (
+    8  # channels, start of x, components of x, start and components of y, start of w, start and components of g
+)
 MOST_COMPONENTS = 11
 
 
 def check_arrays(
     role: int, tensors: Sequence[Tensor | None], src: Tensor, dst: Tensor, num_nodes: int, widths: Sequence[int]
 ) -> Tensor:
-    """Checks the shapes of the arrays, and returns one of them: only the one that is made is missing.
+    """Check the shapes of the arrays, and return one of them.
 
     Raises:
-        ValueError: an array is missing, or has a different shape or type.
+        ValueError: an array other than number `role` is missing, or an array has a wrong shape or type.
     """
     is_missing = [tensor is None for tensor in tensors]
     if role not in range(4) or len(widths) != 4 or is_missing != [i == role for i in range(4)]:
         given = [name for name, tensor in zip("xywg", tensors, strict=True) if tensor is not None]
         raise ValueError(f"role is {role} of 0 to 3, there are {len(widths)} widths of 4, and {given} are given. "
-                         "Pass every tensor but the one that the role names.")  # fmt: skip
+                         "Pass every tensor except number role.")  # fmt: skip
     like = next(tensor for tensor in tensors if tensor is not None)
     num_edges = src.numel()
     check_index("src", src, num_edges, like)
@@ -40,7 +42,7 @@ def check_arrays(
 
 
 def check_paths(widths: Sequence[int], paths: Sequence[int], terms: Sequence[float]) -> None:
-    """Checks that every path stays within the rows, and every coefficient within its path.
+    """Check that every path stays within the rows, and every coefficient within its path.
 
     Raises:
         ValueError: a path or a coefficient does not fit.
@@ -64,7 +66,7 @@ def check_paths(widths: Sequence[int], paths: Sequence[int], terms: Sequence[flo
             raise ValueError(f"Path {at} is {list(path)}; it leaves rows of {list(widths)} numbers, or is empty.")
         for found, block in zip(blocks, ((x, channels, num_x), (w, channels, 1), (g, channels, num_g)), strict=True):
             found.append(block)
-    for found in ([*set(blocks[0])], blocks[1], [*set(blocks[2])]):  # paths may share x and g, but only whole blocks
+    for found in ([*set(blocks[0])], blocks[1], [*set(blocks[2])]):  # paths may share whole blocks of x and g
         ordered = sorted(found)
         if any(x + channels * num > later[0] for (x, channels, num), later in pairwise(ordered)):
             raise ValueError(f"The paths' blocks of a row overlap: (start, channels, components) are {ordered}.")

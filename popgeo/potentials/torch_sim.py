@@ -1,4 +1,4 @@
-"""Many systems at once in torch_sim, at one shape: a model is compiled once for a screening or run of dynamics."""
+"""Many systems at once in torch_sim, at one shape: the model is compiled once for a screening or a run of dynamics."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -18,13 +18,13 @@ except ImportError as error:
 
 
 class FixedSizeModel(ModelInterface):
-    """Lets torch_sim run a model on many systems at once, in batches whose shape stays.
+    """A model for torch_sim that runs on many systems at once, in batches of constant shape.
 
         model = FixedSizeModel(popgeo.potentials.mace.evaluator(model))
 
     Args:
-        evaluator: What evaluates systems; see there for how shapes grow.
-        compute_stress: Whether the model gives stress.
+        evaluator: Evaluates systems. `Evaluator` explains when the shape grows.
+        compute_stress: Whether results have stress.
     """
 
     def __init__(self, evaluator: Evaluator, compute_stress: bool = True) -> None:
@@ -34,7 +34,7 @@ class FixedSizeModel(ModelInterface):
         self._compute_stress, self._compute_forces = compute_stress, True
 
     def forward(self, state: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Energies [n_systems], forces [n_atoms, 3] and stress [n_systems, 3, 3] of a state of torch_sim."""
+        """Return energies [n_systems], forces [n_atoms, 3] and stress [n_systems, 3, 3] of a state of torch_sim."""
         given = state if isinstance(state, Mapping) else vars(state)
         state = SimpleNamespace(**{name.lstrip("_"): value for name, value in given.items()})
         order = torch.argsort(state.system_idx, stable=True)

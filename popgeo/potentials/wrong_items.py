@@ -1,4 +1,4 @@
-"""What is refused: edges listed with a shorter cutoff, the batches of another loader, species that no model knows."""
+"""Checks of structures and batches: edges of a shorter cutoff, batches of another loader, unknown species."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
@@ -12,15 +12,16 @@ from popgeo.potentials.padding import Structures
 
 
 def check_edges(structures: Any, cutoff: float, num_checked: int = 16) -> None:
-    """Looks whether the edges of some structures reach as far as a model does, as one may be made for longer ones.
+    """Check that the edges of some structures reach the model's cutoff.
 
     Args:
-        structures: Graphs with the names of this page.
-        cutoff: That of the model.
-        num_checked: How many of them at least, from first to last: datasets often begin with single atoms.
+        structures: Graphs with the names of `padding.py`.
+        cutoff: The model's cutoff.
+        num_checked: Least number of structures to check, spread over the dataset, since the first are often single
+            atoms.
 
     Raises:
-        ValueError: a structure has fewer edges than pairs of atoms within the cutoff, or no cell if it repeats.
+        ValueError: a structure has fewer edges than pairs of atoms within the cutoff, or is periodic without a cell.
     """
 
     def check(graph: Data) -> Data:
@@ -32,7 +33,7 @@ def check_edges(structures: Any, cutoff: float, num_checked: int = 16) -> None:
         if found > graph.edge_index.shape[1]:
             raise ValueError(
                 f"it has {graph.edge_index.shape[1]} edges, but {found} pairs of its atoms lie within the cutoff of "
-                f"{cutoff:g}: its edges were listed with a shorter one. List them with the model's."
+                f"{cutoff:g}: its edges were listed with a shorter cutoff. List them with the model's."
             )
         return graph
 
@@ -42,12 +43,12 @@ def check_edges(structures: Any, cutoff: float, num_checked: int = 16) -> None:
 
 
 def require_names(batch: Mapping[str, Any], names: Iterable[str], framework: str) -> None:
-    """Rejects the batch of another loader, before a model accesses a missing attribute.
+    """Check that a batch is from the right loader, before a model accesses a missing attribute.
 
     Args:
-        batch: Given to a step.
-        names: What the loader's batches have, among others.
-        framework: The name of the loader's file.
+        batch: Argument of a step.
+        names: Names that batches of the loader have.
+        framework: Name of the loader's file.
 
     Raises:
         ValueError: a name is missing.
@@ -57,10 +58,10 @@ def require_names(batch: Mapping[str, Any], names: Iterable[str], framework: str
 
 
 def require_same_fields(found: Set[str], names: Set[str]) -> None:
-    """Refuses a structure with other fields than the first one, as a batch has a value of each for all.
+    """Check that a structure has the same fields as the first one, since a batch needs each field for all.
 
     Raises:
-        ValueError: it has more, or fewer.
+        ValueError: the structure has more fields, or fewer.
     """
     if found != names:
         raise ValueError(
@@ -70,10 +71,10 @@ def require_same_fields(found: Set[str], names: Set[str]) -> None:
 
 
 def three_vectors(cell: Tensor) -> Tensor:
-    """A cell as [1, 3, 3].
+    """Return a cell as [1, 3, 3].
 
     Raises:
-        ValueError: it is of another size, as an isotropic one of a single length.
+        ValueError: the cell has a different size, such as a single length.
     """
     if cell.numel() != 9:
         raise ValueError(f"its cell has the shape {[*cell.shape]}, not [1, 3, 3]. Give three vectors: torch.diag(...).")
@@ -83,14 +84,14 @@ def three_vectors(cell: Tensor) -> Tensor:
 def call_model(
     function: Callable[[Any], Any], batch: Mapping[str, Tensor], *, model: nn.Module, species: str, owner: str
 ) -> Any:
-    """Calls a model, and says which structure has a species beyond its table, if it only says index out of range.
+    """Call a model, and if it raises an IndexError, name the structure with a species that the model does not know.
 
     Args:
         function: Calls the model with a batch.
-        batch: What it is called with.
-        model: The model itself.
-        species: Which field has the species of atoms, as the model counts them.
-        owner: Which field has the structure of each atom.
+        batch: The batch.
+        model: The model.
+        species: Name of the field with the species of atoms, as the model counts them.
+        owner: Name of the field with the structure of each atom.
 
     Raises:
         ValueError: the model raised an IndexError, and a species has no row in one of its tables.

@@ -32,7 +32,7 @@ def ethanol():
 
 
 def copper():
-    """Four atoms in a cell hardly longer than the cutoff, off their places."""
+    """Return four displaced atoms in a cell hardly longer than the cutoff."""
     from ase.build import bulk
 
     cell = bulk("Cu", "fcc", a=3.4, cubic=True)
@@ -41,7 +41,7 @@ def copper():
 
 
 class Compile:
-    """The engine's door, which counts what it compiles and keeps the shapes of every call."""
+    """A compiler that counts compiled modules and records the shapes of every call."""
 
     def __init__(self) -> None:
         self.num_compiled, self.shapes = 0, set()

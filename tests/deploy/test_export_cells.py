@@ -1,4 +1,4 @@
-"""Energies, forces and stress of crystals, slabs and molecules are written in every format."""
+"""Exported files of every format compute energies, forces and stress of crystals, slabs and molecules."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A model has one rule of neighbors: whatever runs it agrees with the rule, or refuses."""
+"""A model has one rule of neighbors: calculators and predictors follow it, or raise."""
 
 import sys
 
@@ -92,7 +92,7 @@ def test_the_default_limit_is_said_where_it_leaves_out_neighbors_of_a_molecule()
     net = net_of()
     pos = torch.tensor(atoms.positions, dtype=torch.float32)
     atoms.calc = Calculator(net)
-    with pytest.warns(UserWarning, match="39 neighbors within 4.0 angstrom; the 32 nearest are taken"):
+    with pytest.warns(UserWarning, match="39 neighbors within 4.0 angstrom; the 32 nearest are used"):
         energy = atoms.get_potential_energy()
     assert_close(energy, net(torch.tensor(atoms.numbers), pos, num_graphs=1).item(), rtol=1e-5, atol=1e-5)
     atoms.calc = Calculator(net_of(interaction_graph=PairInteractionGraph(4.0)))
@@ -114,7 +114,7 @@ def test_a_limit_is_refused_where_atoms_have_more_listed_neighbors_and_harmless_
         assert_close(
             net(z[:5], pos[:5], edge_index=few, half_list=half, num_graphs=1), net(z[:5], pos[:5], num_graphs=1)
         )
-    with pytest.raises(ValueError, match="a force field takes all neighbors"):
+    with pytest.raises(ValueError, match="a force field uses all neighbors"):
         ForceField("schnet", {"max_num_neighbors": 4, "hidden_channels": 8}, torch.zeros(100))
 
 

@@ -1,4 +1,4 @@
-"""What torch's converter to ONNX gets wrong without an error is right in a file of ours."""
+"""Operations that torch's converter to ONNX silently gets wrong are correct in popgeo's files."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ pytest.importorskip("onnxscript")
 
 
 class Cases(nn.Module):
-    """Several functions of the same tensors, so that one file has all of them."""
+    """A module of several functions of the same tensors, so that one file has all of them."""
 
     def __init__(self, functions: dict[str, Callable[..., Tensor]]) -> None:
         super().__init__()

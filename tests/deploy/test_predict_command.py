@@ -1,4 +1,4 @@
-"""What `popgeo predict` promises at a shell: results of a file of graphs in a file, in order."""
+"""Claims about `popgeo predict`: it writes the results of a file of graphs to a file, in order."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ HERE = "tests.deploy.test_predict_command"
 
 
 def make_model() -> nn.Module:
-    """What the command line names."""
+    """Return the model that the command line names."""
     torch.manual_seed(0)
     return GIN(4, 8, 2, out_channels=2)
 
@@ -29,7 +29,7 @@ def never_made() -> nn.Module:
 
 
 class CallResults(nn.Module):
-    """What `make` makes of the features."""
+    """The model that `make` returns."""
 
     def __init__(self, make):
         super().__init__()
@@ -41,7 +41,7 @@ class CallResults(nn.Module):
 
 @pytest.fixture
 def graphs(tmp_path: Path) -> list[Data]:
-    """Graphs, and a store of them in the folder `store`."""
+    """Write graphs to a store in the folder `store`, and return them."""
     torch.manual_seed(0)
     made = [Data(x=torch.randn(n, 4), edge_index=torch.randint(0, n, (2, 2 * n))) for n in (3, 5, 2, 7)]
     FlatStore.from_dataset(made).save(tmp_path / "store")

@@ -1,4 +1,4 @@
-"""`popgeo predict` of files of structures: no labels are needed, `--keep` keeps every kind of wrong one."""
+"""`popgeo predict` for files of structures: labels are not needed, and `--keep` keeps invalid structures."""
 
 import numpy as np
 import pandas as pd

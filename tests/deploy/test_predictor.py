@@ -1,4 +1,4 @@
-"""What a user of a predictor may rely on: every graph's own result, in order, whatever shares its batch."""
+"""Claims about a predictor: every graph gets its own result, in order, independent of the rest of its batch."""
 
 import itertools
 import os
@@ -26,7 +26,7 @@ from tests.support import quick_python
 
 
 def graph_of(num_nodes: int, seed: int = 0) -> Data:
-    """A random graph of atoms with twice as many edges as nodes, none of them from an atom to itself."""
+    """Return a random graph of atoms with twice as many edges as nodes, without loops."""
     generator = torch.Generator().manual_seed(1000 * num_nodes + seed)
     edges = torch.randint(0, num_nodes, (2, 2 * num_nodes), generator=generator)
     edges[1] += (edges[0] == edges[1]).long()
@@ -111,17 +111,17 @@ def without(graph: Data, name: str) -> Data:
 
 
 def wrong_graphs() -> dict[str, tuple[Data, str]]:
-    """Each kind of graph that a model cannot take, and what is said of it."""
+    """Return each kind of graph that a model cannot take, with the words of its error."""
     wide, typed, outside, weighted = (graph_of(5) for _ in range(4))
     wide.x = torch.ones(5, 7)
     typed.x = typed.x.double()
     outside.edge_index = outside.edge_index + 5
     weighted.edge_weight = torch.ones(10)
     return {
-        "another width": (wide, r"its x fills \[\d+, 7\] in a batch, \[\d+, 4\] is needed"),
-        "another type": (typed, "its x is torch.float64, torch.float32 is needed"),
+        "another width": (wide, r"its x fills \[\d+, 7\] in a batch, but must fill \[\d+, 4\]"),
+        "another type": (typed, "its x is torch.float64, but must be torch.float32"),
         "no features": (without(graph_of(5), "x"), "it has no x"),
-        "what the others lack": (weighted, "it has edge_weight, which the other graphs do not have"),
+        "what the others lack": (weighted, "it has edge_weight, which the model takes and the other graphs lack"),
         "no such node": (outside, r"it has \d+ in edge_index"),
         "no graph": ("a string", "is a str; pass Data or HeteroData"),
     }
@@ -160,7 +160,7 @@ def test_a_graph_that_makes_the_model_fail_is_found_in_its_batch(backend):
 
 
 class Failing(torch.utils.data.Dataset):
-    """A dataset that cannot give one of its graphs."""
+    """A dataset with one graph that cannot be read."""
 
     def __len__(self) -> int:
         return 20
@@ -215,7 +215,7 @@ def test_a_loader_of_one_of_several_processes_is_refused():
         FixedSizeDataLoader(graphs, batch_size=6, rank=0, world_size=2),
         DataLoader(graphs, 6, sampler=shard),
     ):
-        with pytest.raises(ValueError, match="has a part of the graphs"):
+        with pytest.raises(ValueError, match="has only a part of the graphs"):
             Predictor(gin(), backend="none")(loader)
 
 
@@ -284,7 +284,7 @@ def test_results_of_edges_that_a_layout_would_reorder_are_refused():
             return {"difference": x[edge_index[1]] - x[edge_index[0]]}
 
     graphs, sorts = graphs_of(8), LayoutChoices(sort_edges=True)
-    with pytest.raises(ValueError, match=r"\['difference'\] have a row for each edge, and layout.sort_edges"):
+    with pytest.raises(ValueError, match=r"\['difference'\] have a row per edge, and layout.sort_edges"):
         Predictor(Ends(), layout=sorts)(graphs)
     found = Predictor(gin(), layout=sorts)(graphs)["out"]
     assert_close(found, torch.cat([alone(gin(), graph) for graph in graphs]))
@@ -327,7 +327,7 @@ def test_a_pooling_of_its_own_size_is_asked_about():
             return torch.zeros(int(batch.max()) + 1, 4).index_add(0, batch, x)
 
     graphs = graphs_of(8)
-    with pytest.raises(ValueError, match="say results="):
+    with pytest.raises(ValueError, match="pass results="):
         Predictor(Pooled(), SMALL, "none")(graphs)
     found = Predictor(Pooled(), SMALL, "none", results={"out": "graph"})(graphs)
     assert_close(found["out"], torch.stack([graph.x.sum(0) for graph in graphs]))

@@ -1,4 +1,4 @@
-"""Models as files: they predict like the model without its source, and what is wrong with a file is said."""
+"""Models as files: they predict like the model without its source, and invalid files raise clear errors."""
 
 import io
 import json
@@ -123,7 +123,7 @@ def test_of_several_shapes_each_batch_runs_in_the_smallest_that_holds_it(tmp_pat
 
 
 class SumsOfFeatures(nn.Module):
-    """Shows what padding is filled with."""
+    """A model that returns the values of padding."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + x.sum()
@@ -174,7 +174,7 @@ class DrawCount(nn.Module):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"format": "tf"}, "format is 'tf'; it is one of 'torch', 'aotinductor', 'onnx'"),
+        ({"format": "tf"}, "format is 'tf'; pass one of 'torch', 'aotinductor', 'onnx'"),
         ({"sizes": FixedSizeOptions(3, 2, 2)}, "Graph 0 has 5 nodes.*Pass larger sizes"),
         ({"units": {"enrgy": "eV"}}, "units has"),
         ({"graphs": []}, "graphs is empty"),
@@ -191,7 +191,7 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: Path, c
 
 
 def rewritten(data: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
-    """A file with other parts, whose checksum is right all the same."""
+    """Return a file with other parts and a correct checksum."""
     file = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(file, "w") as other:
         for name in archive.namelist():
@@ -227,7 +227,7 @@ DAMAGE = {
 }
 CRAFTED = {
     "later": (replaced(SAYS, b'"version": 1', b'"version": 7'), "version 7"),
-    "pickle": (replaced("weights_config.json", b'"use_pickle": false', b'"use_pickle": true'), "would be executed"),
+    "pickle": (replaced("weights_config.json", b'"use_pickle": false', b'"use_pickle": true'), "could execute code"),
     "file": (replaced(MODEL, b"aten.mul.Tensor", b"aten.from_file.default"), "aten.from_file.default' is not one"),
     "shell": (replaced(MODEL, b"torch.ops.aten.mul.Tensor", b"posix.system"), "posix.system' is not one"),
 }

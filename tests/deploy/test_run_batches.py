@@ -1,4 +1,4 @@
-"""What shares a batch with a graph has no say in its results, or the user is told."""
+"""The other graphs of a batch do not change a graph's results, or a warning says so."""
 
 import warnings
 
@@ -23,28 +23,28 @@ def graphs_of(count: int) -> list[Data]:
 
 
 class Centred(nn.Module):
-    """Takes the mean of all nodes away, as `LayerNorm(mode="graph")` of PyG does where it gets no batch."""
+    """A model that subtracts the mean of all nodes, as PyG's `LayerNorm(mode="graph")` does without a batch."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0)
 
 
 class FromTheFirst(nn.Module):
-    """Measures from the first node of the batch, so that the results of the first graph alone are right."""
+    """A model that measures from the first node of the batch, so that only the first graph's results are right."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x[:1]
 
 
 class Shared(nn.Module):
-    """Divides by the nodes of the batch, which are the slots."""
+    """A model that divides by the number of nodes of the batch, which counts slots."""
 
     def forward(self, x: Tensor, num_nodes: int) -> Tensor:
         return x / num_nodes
 
 
 class Drawn(nn.Module):
-    """Is random in use, too."""
+    """A model that is random in evaluation, too."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, training=True)
@@ -93,7 +93,7 @@ def test_one_graph_and_batches_of_a_loader_are_not_taken_for_graphs():
 
 
 class Kind(nn.Module):
-    """Centres over all nodes of the batch, and returns classes, answers or marks of each graph."""
+    """A model that centers over all nodes of the batch, and returns classes, answers or marks of each graph."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

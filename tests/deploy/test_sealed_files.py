@@ -1,4 +1,4 @@
-"""Files of weights have checksums that their readers compare, and declare no more than they hold."""
+"""Readers of weights compare checksums, and refuse files that declare more than they hold."""
 
 import io
 import os

@@ -28,7 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def crafted(path: Path, whole: bytes, change: Callable[[Any], object]) -> Path:
-    """The file with a changed model whose seal is right."""
+    """Return the file with a changed model and a correct seal."""
     model = onnx.load_model_from_string(whole)
     kept = [entry for entry in model.metadata_props if entry.key != "popgeo.sha256"]
     del model.metadata_props[:]
@@ -47,7 +47,7 @@ def append(op_type: str, inputs: list[str], domain: str = "", **attributes: Any)
 
 
 def endless() -> Any:
-    """The body of a loop."""
+    """Return the body of a loop."""
     of_bool = onnx.helper.make_tensor_value_info("more", onnx.TensorProto.BOOL, [])
     number = onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, [])
     going_on = onnx.helper.make_tensor_value_info("going_on", onnx.TensorProto.BOOL, [])

@@ -40,7 +40,7 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> Entries:
 
 
 def written(path: Path, entries: Entries, compression: int = zipfile.ZIP_STORED) -> Path:
-    """A file of these entries whose seal is right."""
+    """Return a file of these entries with a correct seal."""
     file = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(file, "w", compression) as archive:
         warnings.simplefilter("ignore")
@@ -51,7 +51,7 @@ def written(path: Path, entries: Entries, compression: int = zipfile.ZIP_STORED)
 
 
 def changed(entries: Entries, name: str, change: Callable[[Any], Any]) -> Entries:
-    """The entries with other JSON in one of them; the change returns it, or changes it in place."""
+    """Return the entries with changed JSON in one of them; `change` returns new JSON, or edits it in place."""
     content = json.loads(dict(entries)[name])
     new = change(content)
     return [(one, json.dumps(content if new is None else new) if one == name else part) for one, part in entries]
@@ -88,7 +88,7 @@ def ints(*numbers: int) -> Any:
 
 
 def plant(target: str, makes: Any = ({},), **given: Any) -> Callable[[Any], None]:
-    """Puts one more operation before the others of a program."""
+    """Insert an operation before the others of a program."""
     outputs = [] if makes is None else [makes] if isinstance(makes, dict) else list(makes)
     outputs = [{"as_tensors": [{"name": "e"}]}] if outputs == [XS] else outputs
 
@@ -190,7 +190,7 @@ def weights_config(change: Callable[[Any], object]) -> Callable[[Entries], Entri
 
 
 WEIGHTS: dict[str, tuple[Callable[[Any], object], str]] = {
-    "pickled": (lambda one: one.update(use_pickle=True), "would be executed"),
+    "pickled": (lambda one: one.update(use_pickle=True), "could execute code"),
     "larger": (lambda one: one["tensor_meta"].update(sizes=[{"as_int": 10**12}]), "out of bounds"),
     "beyond": (lambda one: one["tensor_meta"].update(storage_offset={"as_int": 5}), "out of bounds"),
     "expression": (lambda one: one["tensor_meta"].update(sizes=[EXPRESSION]), "an argument is"),

@@ -47,7 +47,9 @@ def test_a_call_takes_a_micro_batch_for_each_step_of_each_update():
 def test_counts_are_integers_of_at_least_one(name: str):
     assert getattr(StepOptions(**{name: 1}), name) == 1
     for count in (0, -1, 1.0, True, "2"):
-        with pytest.raises(ValueError, match=rf"StepOptions\.{name} is {count!r}; it must be an integer of at least 1"):
+        with pytest.raises(
+            ValueError, match=rf"StepOptions\.{name} is {count!r}; it must be (an integer of at least 1|a whole number)"
+        ):
             StepOptions(**{name: count})
     if name != "num_threads":
         with pytest.raises(ValueError, match=rf"StepOptions\.{name} is None"):

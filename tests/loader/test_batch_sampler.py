@@ -1,4 +1,4 @@
-"""The batch sampler: budgets held and filled, epochs that are new and come again, ranks with equal work."""
+"""The batch sampler keeps and fills budgets, repeats epochs of a seed, and gives ranks equal work."""
 
 import pickle
 
@@ -16,7 +16,7 @@ OPTIONS = FixedSizeOptions(num_nodes=401, num_edges=24_000, num_graphs=100)
 
 
 def structures(number: int = 2000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Atoms and edges as in datasets of crystals: few atoms or many, and a number of neighbors of its own in each."""
+    """Return numbers of atoms and edges as in datasets of crystals: few atoms or many, with few neighbors or many."""
     rng = np.random.default_rng(seed)
     atoms = np.clip(rng.lognormal(3.0, 0.7, number).astype(int), 1, 200)
     return atoms, np.minimum(atoms * np.clip(rng.normal(60, 15, number), 5, 100), 20_000).astype(int)
@@ -78,7 +78,7 @@ def test_a_dataset_is_measured():
 
 
 class Structures(torch.utils.data.Dataset):
-    """A dataset as fairchem has it: it tells atoms without reading a structure."""
+    """A dataset like fairchem's: it states numbers of atoms without reading a structure."""
 
     def __len__(self):
         return len(ATOMS)

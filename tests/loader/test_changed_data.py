@@ -1,4 +1,4 @@
-"""Graphs that are edited after a loader has read them: the old values never come out without a word."""
+"""Graphs that are edited after a loader has read them: batches never hold the old values without an error."""
 
 import copy
 import pickle

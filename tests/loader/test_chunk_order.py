@@ -1,4 +1,4 @@
-"""Shuffling a store on disk: every graph once, in a new order each epoch, and read in stretches before it is needed."""
+"""A store on disk is shuffled: every graph once, in a new order per epoch, read in stretches before it is needed."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What holds for every epoch of the loader."""
+"""Claims about every epoch of the loader of graphs."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Batches on their way to a device: the same values through one block, in turn, ahead, and converted where asked."""
+"""Batches on their way to a device: the same values, ahead of time, converted on request."""
 
 import itertools
 import time
@@ -112,7 +112,7 @@ def test_a_state_counts_what_was_given_not_what_was_made_ahead():
 def test_an_error_of_the_feed_reaches_the_loop():
     with pytest.raises(ValueError, match=r"feature_dtype names \['z'\], which batches do not have"):
         list(loader(device="cpu", feature_dtype={"z": torch.float16}))
-    with pytest.raises(ValueError, match=r"asks for edge_index as torch.float16, and it is torch.int64"):
+    with pytest.raises(ValueError, match=r"asks for edge_index as torch.float16, but it is torch.int64"):
         list(loader(device="cpu", feature_dtype={"edge_index": torch.float16}))
 
 
@@ -137,7 +137,7 @@ def test_waiting_is_what_the_loader_takes_and_not_what_the_step_does():
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"device": "gpu"}, r"device is 'gpu'; it is 'cpu', 'cuda'"),
+        ({"device": "gpu"}, r"device is 'gpu'; pass 'cpu', 'cuda'"),
         ({"device": "meta"}, r"device is meta; batches are fed to"),
         ({"device": "cuda:99"}, r"torch finds \d+ CUDA devices. Pass 'cpu'"),
         ({"device": "cpu", "batches_ahead": 0}, r"batches_ahead is 0"),

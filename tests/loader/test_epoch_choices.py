@@ -1,4 +1,4 @@
-"""What a loader cannot be called with."""
+"""Arguments of loaders that contradict each other."""
 
 import pytest
 import torch

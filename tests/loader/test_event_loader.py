@@ -72,7 +72,10 @@ def test_what_is_done_to_a_batch_changes_neither_the_data_nor_the_next_epoch():
     [
         (lambda events: {"data": events[events.t.argsort(descending=True)]}, "not in order of time"),
         (lambda events: {"data": events[:0]}, "0 events"),
-        (lambda events: {"data": TemporalData(events.src - 1, events.dst, events.t)}, "of node -1; nodes are numbered"),
+        (
+            lambda events: {"data": TemporalData(events.src - 1, events.dst, events.t)},
+            "has node -1; nodes are numbered",
+        ),
         (lambda events: {"batch_size": 0}, "batches of 0"),
         (lambda events: {"negatives": (4, 4)}, "first node and the one after the last"),
         (lambda events: {"negatives": "sources"}, "'sources'"),
@@ -121,7 +124,7 @@ def test_a_negative_is_neither_the_source_nor_met_at_that_time(dtype, range_):
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({}, r"Event 0 has no negative: of nodes 3 to 3.*Pass negatives=\(first, end\) of more nodes"),
+        ({}, r"Event 0 has no negative: each of the nodes 3 to 3.*Pass negatives=\(first, end\) of more nodes"),
         ({"negatives": (0, 300)}, "but dst is torch.uint8. Pass dst as torch.int64"),
     ],
 )

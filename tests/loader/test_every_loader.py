@@ -1,16 +1,19 @@
-"""What holds of every loader: it resumes in the middle of an epoch, shares its batches out, and feeds a device."""
+"""Claims about every loader: it resumes in the middle of an epoch, shares its batches out, and feeds a device."""
 
 import copy
 import inspect
 import itertools
 import pickle
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torch_geometric.data import TemporalData
 
 from popgeo.data import FixedSizeOptions
@@ -22,7 +25,8 @@ from popgeo.loader import (
     FixedSizeNeighborLoader,
     TripleLoader,
 )
-from popgeo.loader.epoch_loader import EpochLoader
+from popgeo.loader.epoch_choices import EpochChoices
+from popgeo.loader.epoch_loader import _OF_TORCH, EpochLoader
 from popgeo.sampling import EntityShards
 from tests.support.large_graphs import random_graph
 from tests.support.loaders import GRAPHS, OPTIONS
@@ -31,6 +35,14 @@ GRAPH, WHOLE = random_graph(), FixedSizeOptions(num_nodes=61, num_edges=240)
 TRIPLES = torch.stack([torch.arange(90) % 11, torch.arange(90) % 3, (torch.arange(90) * 7 + 1) % 11], dim=1)
 EVENTS = TemporalData(torch.arange(23) % 5, 7 + torch.arange(23) % 9, torch.arange(23), torch.arange(23.0)[:, None])
 
+KINDS = [
+    FixedSizeClusterLoader,
+    FixedSizeDataLoader,
+    FixedSizeEventLoader,
+    FixedSizeLinkLoader,
+    FixedSizeNeighborLoader,
+    TripleLoader,
+]
 LOADERS: dict[str, Callable[..., EpochLoader]] = {
     "graphs": lambda **choices: FixedSizeDataLoader(
         GRAPHS, fixed_size_options=OPTIONS, fixed_size_strategy="StreamPack", **{"shuffle": True, "seed": 0, **choices}
@@ -55,7 +67,7 @@ LOADERS: dict[str, Callable[..., EpochLoader]] = {
         TRIPLES, EntityShards.deal(11, num_shards=2), slots=5, num_negatives=3, **{"seed": 5, **choices}
     ),
 }
-SHARED_OUT = {  # what numbers the things that batches are made of, and if it is real
+SHARED_OUT = {  # the attribute that numbers the items, its mask, and all numbers
     "graphs": ("charge", "graphs_mask", range(40)),
     "neighbors": ("n_id", "seeds_mask", range(60)),
     "clusters": ("n_id", "nodes_mask", range(60)),
@@ -161,14 +173,33 @@ def test_what_decides_nothing_here_is_refused(kind: str):
             LOADERS[kind](batch_sampler=[[0, 1]])
 
 
-def test_a_loader_asked_for_again_with_its_own_batches_is_given_back():
-    loader = LOADERS["graphs"]()
-
-    class Wrapper:  # as Lightning's, in order to predict
-        _batch_sampler = loader.batch_sampler
-
-    assert FixedSizeDataLoader(dataset=GRAPHS, batch_sampler=Wrapper()) is loader
+@pytest.mark.parametrize("kind", LOADERS)
+def test_lightning_makes_a_loader_again_in_order_to_predict_and_gets_the_same_batches(kind: str):
+    data = pytest.importorskip("lightning.pytorch.utilities.data")
+    stage = pytest.importorskip("lightning.pytorch.trainer.states").RunningStage.PREDICTING
+    loader = LOADERS[kind]()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You are using a custom batch sampler")
+        again = data._update_dataloader(loader, loader.sampler, mode=stage)
+    assert type(again) is type(loader)
+    assert again.batch_sampler is loader.batch_sampler
+    assert len(again) == len(loader) == len([*again])
+    assert (again.epoch, loader.epoch) == (1, 1)
     assert copy.copy(loader).batch_sampler is loader.batch_sampler
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_help_and_type_checkers_know_every_argument_of_a_loader(kind: type):
+    *named, last = [*inspect.signature(kind).parameters.values()]
+    assert all(one.annotation is not one.empty for one in named)
+    keys = get_args(last.annotation)[0].__annotations__
+    assert {one.name for one in named}.isdisjoint(keys)
+    assert {one.name for one in fields(EpochChoices)} <= {*keys, *(one.name for one in named)}
+    for name, annotation in EpochChoices.__annotations__.items():
+        assert keys.get(name, annotation) == annotation
+    assert inspect.signature(DataLoader.__init__).parameters.keys() >= _OF_TORCH
+    with pytest.raises(TypeError, match=f"{kind.__name__} has no argument 'num_worker'. Did you mean 'num_workers'"):
+        kind(num_worker=2)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A dataset that is not in memory is read only as far as it must be, and for its sizes once."""
+"""A dataset that is not in memory is read only as far as needed, and once for its sizes."""
 
 import warnings
 
@@ -15,7 +15,7 @@ LOOKED_AT = 16  # graphs that tell the layout of a batch
 
 
 class Counted(Dataset):
-    """Paths of 2, 3, 4, 2, 3, ... nodes, made when they are fetched, which is counted."""
+    """A dataset of paths of 2, 3, 4, 2, 3, ... nodes that counts how often each is fetched."""
 
     def __init__(self, num_graphs=NUM_GRAPHS):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Arguments of another kind are refused by their name, with what they must be."""
+"""Arguments of a wrong kind are refused by their name, with the allowed kind."""
 
 import pytest
 import torch

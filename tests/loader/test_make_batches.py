@@ -110,7 +110,7 @@ def test_threads_that_share_a_loader_have_a_whole_epoch_each(choices):
 
 
 class InterruptedAt:
-    """Graphs of which one interrupts its process and those that work for it, as Ctrl-C in a terminal does."""
+    """A dataset with one graph that interrupts its process and the workers, as Ctrl-C in a terminal does."""
 
     def __init__(self) -> None:
         self.process, self.is_armed = os.getpid(), torch.ones(1).share_memory_()

@@ -67,6 +67,6 @@ def test_sizes_for_full_batches_in_batches_of_equal_number_are_told_the_strategy
     sizes = FixedSizeOptions.tune(GRAPHS, target_graphs=5)
     with pytest.warns(UserWarning, match="graphs have .* in the mean.* have room for .*fixed_size_strategy='Window'"):
         loader = loader_of(fixed_size_options=sizes, strategy=FixedSizeStrategy.PadToMax)
-    with pytest.raises(ValueError, match=r"too many.* Sizes of tune go with fixed_size_strategy='Window'"):
+    with pytest.raises(ValueError, match=r"too many.* Sizes that tune\(\) chose need fixed_size_strategy='Window'"):
         len(loader)
     assert len(loader_of(fixed_size_options=sizes, strategy=FixedSizeStrategy.Window)) > 0

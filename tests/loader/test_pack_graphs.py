@@ -1,4 +1,4 @@
-"""Which graphs share a batch in one epoch."""
+"""The grouping of one epoch's graphs into batches."""
 
 import numpy as np
 import pytest

@@ -44,7 +44,7 @@ def test_an_error_is_raised_where_its_item_would_have_come():
 
 
 def left_beside(others):
-    """The threads that run, whoever started them, beside these, after those that are ending have had five seconds."""
+    """Return the running threads except these, after up to five seconds for threads that are ending."""
     deadline = time.monotonic() + 5
     while (left := set(sys._current_frames()) - others) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Which epoch runs and how far it has come."""
+"""The number of the running epoch, and the position in it."""
 
 import pytest
 

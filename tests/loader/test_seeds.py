@@ -1,4 +1,4 @@
-"""A loader without a seed follows `torch.manual_seed`, as torch's loaders do; one with a number does not."""
+"""A loader without a seed follows `torch.manual_seed`, as torch's loaders do; a loader with a seed does not."""
 
 import pickle
 from collections.abc import Callable

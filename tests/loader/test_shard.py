@@ -1,4 +1,4 @@
-"""What each rank loads, and items of several batches."""
+"""Shards of ranks, and items of several batches."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_shards_are_disjoint_complete_and_of_equal_length(world_size, items_of, 
 
 
 class Replicated:
-    """What an executor with four replicas asks for."""
+    """Options of an executor with four replicas."""
 
     device_iterations, replication_factor, gradient_accumulation = 1, 4, 2
 

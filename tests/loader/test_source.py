@@ -1,4 +1,4 @@
-"""What a loader can load, and in what order."""
+"""Kinds of datasets that a loader can load, and their order."""
 
 import warnings
 

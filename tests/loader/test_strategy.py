@@ -1,4 +1,4 @@
-"""How graphs are put together into batches."""
+"""Strategies that group graphs into batches."""
 
 import numpy as np
 import pytest

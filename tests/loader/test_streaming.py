@@ -1,4 +1,4 @@
-"""Graphs that come one by one."""
+"""Batches of a stream of graphs."""
 
 import itertools
 

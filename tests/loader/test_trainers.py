@@ -1,4 +1,4 @@
-"""Under every trainer each graph comes once an epoch over all ranks, in a new order, and a killed run goes on."""
+"""Under every trainer each graph comes once per epoch over all ranks, in a new order; a killed run can resume."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ def skip_without(package: str) -> None:
 
 
 def check(runs: list[tuple[ModelRun, ModelRun]]) -> None:
-    """What the ranks saw before they were killed and after is what they would have seen without."""
+    """Check that ranks that were killed and resumed saw the same graphs as ranks that were not."""
     whole: list[list[ModelRun]] = []
     for rank, (before, after) in enumerate(runs):
         loader = make_loader(rank=rank, world_size=len(runs))
@@ -54,7 +54,7 @@ def check(runs: list[tuple[ModelRun, ModelRun]]) -> None:
 
 
 def by_two_processes(module: str, folder: Path, trainers: list[str]) -> list[dict[str, Any]]:
-    """What each of torchrun's two processes writes down when it runs a module of support."""
+    """Return the records of torchrun's two processes after each has run a module of support."""
     python = quick_python.command()
     command = [*python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"]
     script = [*python, "-m", module, str(folder), *trainers]
@@ -104,8 +104,10 @@ def test_two_processes_share_the_batches_of_a_sampler_under_every_trainer(tmp_pa
 
 @pytest.mark.parametrize(("trainer", "known"), [("lightning", ("2.4", "2.5", "2.6")), ("accelerate", ("1.",))])
 def test_popgeo_knows_how_this_version_of_a_trainer_makes_loaders_again(trainer: str, known: tuple[str, ...]):
-    """`AskedForAgain` and `batch_size` depend on it: compare `lightning/pytorch/utilities/data.py` (arguments of a new
-    batch sampler and loader) and `accelerate/data_loader.py` (`BatchSamplerShard`) before adding a version here.
+    """`loader_class` and `batch_size` depend on these versions.
+
+    Before adding one, compare `lightning/pytorch/utilities/data.py` (arguments of a new loader) and
+    `accelerate/data_loader.py` (`BatchSamplerShard`).
     """
     skip_without(trainer)
     assert version(trainer).startswith(known)

@@ -1,4 +1,4 @@
-"""Claims about batches of triples: one shape, each triple once, alike for any number of processes."""
+"""Claims about batches of triples: one shape, each triple once, the same for any number of processes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is not a dataset, a size or a number of neighbors is refused in words that lead to what is."""
+"""Wrong datasets, sizes and numbers of neighbors are refused with the right ones in the message."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Opposite edges find one another, and what a model makes of lengths is made once for both."""
+"""Opposite edges are paired, and functions of length run once per pair."""
 
 import copy
 
@@ -15,7 +15,7 @@ CUTOFF = 3.0
 
 
 def structure(num_atoms: int, seed: int) -> Data:
-    """Atoms at random places, with all pairs within the cutoff in both directions, in any order."""
+    """Return atoms at random places, with all pairs within the cutoff in both directions, in any order."""
     draw = torch.Generator().manual_seed(seed)
     pos = 4 * torch.rand(num_atoms, 3, generator=draw)
     edge_index, _ = list_pairs(pos.numpy(), torch.zeros(3, 3).numpy(), torch.zeros(3, dtype=torch.bool).numpy(), CUTOFF)

@@ -1,4 +1,4 @@
-"""Systems of any size at one shape: each is as it is alone, capacity grows with a warning, and no edge is dropped."""
+"""Systems of any size at one shape have the results of a system alone; the shape grows with a warning."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""fairchem's batches at one shape: what its models and losses say of real structures is what its own batches say."""
+"""fairchem's batches at one shape: its models and losses give the same results as on its own batches."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ SIZES = {"num_nodes": 26, "num_edges": 400, "batch_size": 8}
 
 
 def atoms_of(number):
-    """Crystals, molecules and a lone atom, labelled by EMT."""
+    """Return crystals, molecules and a lone atom, labelled by EMT."""
     if number % 4 == 3:
         atoms = ase.Atoms("CuAu", [[0, 0, 0], [2.3, 0.1 * number, 0]])[: 1 + (number == 3)]
     else:
@@ -43,7 +43,7 @@ def item(number, dtype=torch.float64):
 
 
 def own_batch(loader, numbers):
-    """The ragged batch that fairchem makes of the same structures, with the edges of its own naming."""
+    """Return fairchem's ragged batch of the same structures, with edges under fairchem's names."""
     items = []
     for number in numbers:
         graph, one = loader.dataset[number], item(number, loader.dataset[0].pos.dtype)
@@ -79,7 +79,7 @@ class Model(torch.nn.Module):
 
 
 def loss_of(model, batch):
-    """As `compute_loss` of fairchem's unit: every loss with the mask of finite targets."""
+    """Compute the loss like fairchem's `compute_loss`, with the mask of finite targets."""
     outputs = model(batch)
     losses = [("energy", PerAtomMAELoss()), ("forces", L2NormLoss()), ("stress", MAELoss())]
     total = 0

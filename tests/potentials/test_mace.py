@@ -260,7 +260,7 @@ def test_bad_input_is_refused_by_its_number() -> None:
 
 
 def test_the_guide_makes_items_of_atoms_and_trains_on_them():
-    """The block for a script of one's own, with shorter cutoffs, fewer slots and one epoch."""
+    """Return the block for a script, with shorter cutoffs, fewer slots and one epoch."""
     page = (Path(__file__).parents[2] / "docs" / "guides" / "potentials.md").read_text()
     block = page.partition("from mace import data, tools\n")
     block = block[1] + block[2].partition("```")[0]

@@ -140,7 +140,7 @@ def test_without_padding_the_batches_are_nequips_own_and_an_epoch_says_the_same(
 
 
 class Step(torch.nn.Module):
-    """NequIP's loss of energies by atom and of forces, over real rows, from a batch's tensors."""
+    """A module that computes NequIP's loss of energies per atom and of forces, over real rows."""
 
     def __init__(self, model):
         super().__init__()

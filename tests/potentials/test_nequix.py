@@ -1,4 +1,4 @@
-"""nequix trains from tuples of NumPy arrays: traced once, with the losses of jraph's own batches."""
+"""nequix trains from tuples of NumPy arrays: its step is traced once, with the losses of jraph's own batches."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ CUTOFF = 4.0
 
 
 def structure(number, **changes):
-    """A crystal of 1 to 4 atoms with labels that are drawn, as `read_atoms` gives it."""
+    """Return a crystal of 1 to 4 atoms with random labels, as from `read_atoms`."""
     random = np.random.default_rng(number)
     pos, cell = random.random((1 + number % 4, 3)) + 2 * np.eye(4, 3)[: 1 + number % 4], 4.5 * np.eye(3)
     edge_index, shift = list_pairs(pos, cell, np.ones(3, bool), CUTOFF + 1)

@@ -1,4 +1,4 @@
-"""The contract of batches for potentials, before any framework renames them."""
+"""The contract of batches for potentials, before a framework renames attributes."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ CUTOFF, SIZES = 3.0, ((1, 0), (3, 6), (2, 2), (5, 11), (3, 3), (7, 20))
 
 
 def structure(num_atoms: int, num_edges: int) -> Data:
-    """One whose numbers do not matter, with as many atoms as a cell has rows among others."""
+    """Return a structure with arbitrary numbers; some have three atoms, as many as a cell has rows."""
     return Data(
         z=torch.arange(num_atoms) % 2,
         pos=torch.randn(num_atoms, 3),
@@ -93,7 +93,7 @@ def test_a_fault_of_an_item_is_told_with_its_number() -> None:
 
 
 def test_a_batch_that_would_be_padding_alone_is_refused() -> None:
-    with pytest.raises(ValueError, match="batch_size is 1, and one structure of a batch is padding"):
+    with pytest.raises(ValueError, match="batch_size is 1, but one structure of a batch is padding"):
         loader(num_nodes=None, num_edges=None, batch_size=1)
 
 

@@ -1,4 +1,4 @@
-"""A tensor product of e3nn summed over edges in one pass: the same values and derivatives, of the second order, too."""
+"""A tensor product of e3nn summed over edges in one pass: values, first and second derivatives are the same."""
 
 import os
 import warnings
@@ -13,7 +13,7 @@ NUM_NODES, NUM_EDGES = 9, 40
 
 
 class Product(torch.nn.Module):
-    """As e3nn's: blocks of scalars and vectors, edges' scalars and vectors, with dot, scale and cross products."""
+    """A product like e3nn's, of scalars and vectors, with dot, scale and cross products."""
 
     instructions = tuple(
         SimpleNamespace(i_in1=a, i_in2=b, i_out=out, connection_mode="uvu", has_weight=True)
@@ -43,7 +43,7 @@ class Product(torch.nn.Module):
 
 
 class Irreps(list):
-    """A list of blocks that knows how long a row is."""
+    """A list of blocks with the length of a row."""
 
     @property
     def dim(self):
@@ -51,7 +51,7 @@ class Irreps(list):
 
 
 class Block(SimpleNamespace):
-    """So many channels of one degree."""
+    """Several channels of one degree."""
 
     def __iter__(self):
         return iter((self.mul, self.ir))
@@ -69,7 +69,7 @@ def drawn(product, dtype=torch.float64):
 
 
 def derivatives(function, inputs):
-    """The value, the gradients of something of it, and gradients of something of those."""
+    """Return the value, gradients of a function of it, and second gradients."""
     out = function(*inputs)
     first = torch.autograd.grad(out.sin().sum(), inputs, create_graph=True)
     second = torch.autograd.grad(sum(one.square().sum() for one in first) + out.cos().sum(), inputs)

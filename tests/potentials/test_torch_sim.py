@@ -1,4 +1,4 @@
-"""Many systems at once in torch_sim: its own checks pass, and its dynamics keep one shape."""
+"""Many systems at once in torch_sim: torch_sim's own checks pass, and dynamics keep one shape."""
 
 import pytest
 import torch

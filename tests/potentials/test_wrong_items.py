@@ -1,4 +1,4 @@
-"""What the loaders of all frameworks refuse: edges that do not reach, and the batches of another loader."""
+"""All frameworks' loaders refuse edges of a shorter cutoff, and batches of another loader."""
 
 import pytest
 import torch

@@ -91,7 +91,7 @@ def with_torchdata() -> ModelRun:
 
 
 def with_lightning() -> ModelRun:
-    """`Trainer.fit` and `Trainer.predict` with their defaults, which share loaders out among processes."""
+    """`Trainer.fit` and `Trainer.predict`; the sampler gives each process its own batches."""
     import lightning
 
     class Module(lightning.LightningModule):
@@ -112,7 +112,7 @@ def with_lightning() -> ModelRun:
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     trainer = lightning.Trainer(
         accelerator="cpu", devices=world_size, max_epochs=EPOCHS, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
+        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
     )  # fmt: skip
     module = Module()
     trainer.fit(module, loader_of(make_sampler()))

@@ -1,18 +1,21 @@
-"""Batches of clusters: parts of a large graph with all edges inside and between them, as in Cluster-GCN."""
+"""The loader of clusters: parts of a large graph with all edges inside and between them, as in Cluster-GCN."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.loader import ClusterData
+from typing_extensions import Unpack
 
 from popgeo.data.axes import Axis, Level
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.epoch_choices import chosen
+from popgeo.loader.epoch_choices import EpochChoices, LoaderArguments, choices_from
+from popgeo.loader.epoch_loader import loader_class
 from popgeo.loader.large.pack_clusters import ClusterSizes, pack_clusters
 from popgeo.loader.large.subgraph import PartSampler, Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
@@ -25,12 +28,12 @@ _DRAWS, _ROOM = 200, 1.02
 
 
 class ClusterSampler(PartSampler):
-    """Clusters of a graph, and the graph that edges are taken from.
+    """A sampler of clusters, with the edges inside and between them.
 
     Args:
         graph: The whole graph.
-        parts: The cluster of each node. int64 [num_nodes]
-        num_parts: How many clusters there are.
+        parts: Cluster of each node. int64 [num_nodes]
+        num_parts: Number of clusters.
     """
 
     around_seeds = False
@@ -41,32 +44,37 @@ class ClusterSampler(PartSampler):
         self.ptr = np.concatenate([[0], torch.bincount(parts, minlength=num_parts).cumsum(0).numpy()])
 
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
-        """All nodes of some clusters and all edges between them."""
+        """Return all nodes of some clusters and all edges between them."""
         own = [self.nodes[self.ptr[i] : self.ptr[i + 1]] for i in ids.tolist()]
         nodes = torch.cat([*own, self.nodes[:0]])
         sample = sample_neighbors(self.graph, nodes, [], subgraph_type="induced", seed=seed)
-        # No node is a seed: all of them may be trimmed, and all are equally far.
+        # No node is a seed: all may be trimmed, and all are equally far.
         rows = {_NODES: sample.node, _EDGES: sample.edge}
         return Subgraph(rows=rows, edge_index={_EDGES: sample.edge_index}, hops={_NODES: (0, len(nodes))})
 
 
+@loader_class
 class FixedSizeClusterLoader(SubgraphLoader):
-    """Loads clusters of a large graph, with the edges inside and between them, in batches whose shapes never change.
+    """A loader of clusters of a large graph, with the edges inside and between them, in batches with constant shapes.
 
-    Clusters are shuffled in every epoch, and the same number as fit share a batch (arXiv:1905.07953). `n_id` and
-    `e_id` are the numbers of nodes and edges in the whole graph.
+    Clusters are shuffled in every epoch, and each batch is filled with clusters (arXiv:1905.07953). `n_id` and `e_id`
+    are the numbers of nodes and edges in the whole graph.
 
     Args:
-        cluster_data: PyG's `ClusterData`; or the graph itself, or the stores it lives in, with `num_parts` or `parts`.
-        fixed_size_options: Sizes of a batch; None chooses them for about `batch_size` clusters.
-        batch_size: Clusters of a batch, about; where `fixed_size_options` are given, they alone decide.
-        over_size_strategy: What happens to a cluster that is larger than a batch.
+        cluster_data: PyG's `ClusterData`; or the graph, or PyG's `(feature_store, graph_store)`, with `num_parts` or
+            `parts`.
+        fixed_size_options: Sizes of a batch. Default: sizes for about `batch_size` clusters.
+        batch_size: Approximate number of clusters in a batch. It has no effect next to `fixed_size_options`.
+        over_size_strategy: Treatment of a cluster that is larger than a batch.
         add_pad_masks: Whether batches carry masks.
-        options: How many batches one item holds.
-        num_parts: How many clusters to make of a graph; see `popgeo.sampling.partition`.
-        parts: The cluster of each node, instead. [num_nodes]
-        shuffle: Whether each epoch has an order of its own.
-        kwargs: By their names what `EpochChoices` and `LayoutChoices` have; and what torch's `DataLoader` takes.
+        options: Number of batches in one item, or an object that has it; see `EpochChoices`.
+        num_parts: Number of clusters to make of a graph; see `popgeo.sampling.partition`.
+        parts: Cluster of each node, in place of `num_parts`. [num_nodes]
+        shuffle: Whether each epoch has a random order. Default: True, unless `sampler` decides the order.
+        seed: Number that decides every order and every draw; see `EpochChoices`.
+        follow_batch: Attributes to add an assignment vector for.
+        exclude_keys: Attributes to leave out.
+        kwargs: Further arguments; `EpochChoices` and `LayoutChoices` explain those that are not torch's.
 
     Raises:
         ValueError: arguments contradict each other or the graph, or a cluster does not fit.
@@ -97,30 +105,37 @@ class FixedSizeClusterLoader(SubgraphLoader):
         num_parts: int | None = None,
         parts: Tensor | None = None,
         shuffle: bool = True,
-        **kwargs: Any,
+        seed: int | None = None,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
+        **kwargs: Unpack[LoaderArguments],
     ) -> None:
-        layout = chosen(LayoutChoices, kwargs, add_pad_masks=add_pad_masks)
+        shuffle = shuffle and "sampler" not in kwargs
+        choices = choices_from(EpochChoices, kwargs, shuffle=shuffle, seed=seed, options=options)
+        layout = choices_from(
+            LayoutChoices, kwargs, add_pad_masks=add_pad_masks, follow_batch=follow_batch, exclude_keys=exclude_keys
+        )
         data, parts = _graph_and_parts(cluster_data, num_parts, parts)
         store = open_graph(data, layout.exclude_keys, layout.levels)
         if store.is_hetero:
-            raise ValueError("Clusters are made of a graph of one node type; for HeteroData use neighbors of seeds.")
+            raise ValueError("Clusters need a graph with one node type. For HeteroData use FixedSizeNeighborLoader.")
         edge_index = edge_indices(store)[None]
         if parts is None and num_parts is not None:
-            parts = partition(edge_index, num_parts, num_nodes=num_rows(store, _NODES), seed=kwargs.get("seed") or 0)
+            parts = partition(edge_index, num_parts, num_nodes=num_rows(store, _NODES), seed=seed or 0)
         assert parts is not None  # one of the two is given
         parts, num_parts = _checked(store, parts)
         self.cluster_sizes = ClusterSizes.count(edge_index, parts, num_parts)
         graph = CompressedGraph.from_edge_index(edge_index, num_rows(store, _NODES))
-        sampler, kwargs["shuffle"] = ClusterSampler(graph, parts, num_parts), shuffle and "sampler" not in kwargs
-        kwargs |= {"fixed_size_options": fixed_size_options, "over_size_strategy": over_size_strategy}
-        super().__init__(data, store, sampler, layout, batch_size, options=options, **kwargs)
+        self.cluster_data, sampler = cluster_data, ClusterSampler(graph, parts, num_parts)
+        sizes = {"fixed_size_options": fixed_size_options, "over_size_strategy": over_size_strategy}
+        super().__init__(data, store, sampler, layout, choices, batch_size, {**kwargs, **sizes})
 
     def _together(self, order: np.ndarray) -> Packs:
         limits = self.fixed_size_options.limits((_NODES, _EDGES)).tolist()
         return pack_clusters(order, self.cluster_sizes, (limits[0], limits[1]), self.over_size_strategy)
 
     def _measured(self, store: FlatStore, seed: int) -> FixedSizeOptions:
-        """Sizes that hold `batch_size` clusters mostly, and the largest cluster always; packing does the rest."""
+        """Return sizes that hold `batch_size` clusters in nine of ten draws, and the largest cluster always."""
         sizes, rng = self.cluster_sizes, np.random.default_rng(seed)
         count = min(self._batch_size, self.part_sampler.num_items)
         draws = [sizes.of(rng.choice(self.part_sampler.num_items, count, replace=False)) for _ in range(_DRAWS)]
@@ -131,15 +146,15 @@ class FixedSizeClusterLoader(SubgraphLoader):
 
     @property
     def num_skipped(self) -> int:
-        """Clusters that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
+        """Number of clusters that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
         return len(self.plan().skipped)
 
 
 def _graph_and_parts(data: Any, num_parts: int | None, parts: Tensor | None) -> tuple[Any, Tensor | None]:
-    """The graph, and the cluster of each node, if that is known."""
+    """Return the graph, and the cluster of each node if that is known."""
     if not isinstance(data, ClusterData):
         if (num_parts is None) == (parts is None):
-            raise ValueError("Pass either num_parts, how many clusters to make, or parts, the cluster of each node.")
+            raise ValueError("Pass either num_parts, the number of clusters, or parts, the cluster of each node.")
         return data, parts
     if num_parts is not None or parts is not None:
         raise ValueError("ClusterData has its clusters already; leave num_parts and parts out.")
@@ -152,10 +167,11 @@ def _graph_and_parts(data: Any, num_parts: int | None, parts: Tensor | None) -> 
 
 
 def _checked(store: FlatStore, parts: Tensor) -> tuple[Tensor, int]:
+    """Return the cluster of each node without empty clusters, and the number of clusters."""
     num_nodes = num_rows(store, _NODES)
     if not num_nodes:
         raise ValueError("The graph has no nodes; clusters need at least one.")
     if parts.shape != (num_nodes,) or parts.is_floating_point() or int(parts.min()) < 0:
         raise ValueError(f"parts is {parts.dtype} {[*parts.shape]}; pass {num_nodes} numbers of 0 or more.")
-    # A partition may leave parts empty; a batch of nothing would train nothing.
+    # A partition may leave parts empty; an empty batch would train nothing.
     return torch.unique(parts, return_inverse=True)[1], len(torch.unique(parts))

@@ -1,4 +1,4 @@
-"""Features larger than memory: arrays on disk behind PyG's `FeatureStore`, of which only rows asked for are read."""
+"""Features larger than memory: arrays on disk behind PyG's `FeatureStore`, read row by row."""
 
 import mmap
 import os
@@ -23,16 +23,16 @@ Files = str | os.PathLike[str] | Mapping[str, Any]
 
 
 class DiskFeatures(ReadOnlyFeatures):
-    """Features that lie in files and stay there: only the pages of rows that are asked for are read, by many threads.
+    """Features that stay in files: many threads read only the pages of requested rows.
 
-    The pages belong to the system, which gives them up when it needs memory. A disk answers many requests at a time
-    faster than one after the other, hence the threads.
+    The pages belong to the operating system, which frees them when it needs memory. A disk answers many requests faster
+    at the same time than one after the other, hence the threads.
 
     Args:
-        files: For each node or edge type (None without types) its source: a file of a table in Arrow's or
-            Parquet's format, whose columns are attributes (extra `stores`); or by name `.npy` files and arrays.
-            Parquet and compressed Arrow files cannot be mapped: their columns are written next to them once, as `.npy`.
-        num_threads: How many rows are read at a time.
+        files: For each node or edge type (None without types) its source: a table in a file of Arrow or Parquet, with
+            attributes as columns (extra `stores`); or a dictionary of `.npy` files and arrays by name. Parquet and
+            compressed Arrow files cannot be mapped: their columns are written next to them once, as `.npy`.
+        num_threads: Number of threads.
 
     Raises:
         ValueError: a column has nulls, rows of different widths, or no numbers.
@@ -74,11 +74,11 @@ class DiskFeatures(ReadOnlyFeatures):
         return (sum(map(len, parts)), *parts[0].shape[1:])
 
     def __reduce__(self) -> Any:
-        return DiskFeatures, (self.files, self.num_threads)  # another process maps the files itself
+        return DiskFeatures, (self.files, self.num_threads)  # other processes map the files themselves
 
 
 def _opened(files: Files) -> dict[str, list[np.ndarray]]:
-    """Each attribute as arrays that stand one after the other."""
+    """Return each attribute as a list of arrays, to be read one after the other."""
     if isinstance(files, Mapping):
         return {name: [_mapped(array)] for name, array in files.items()}
     path = Path(files)
@@ -87,7 +87,7 @@ def _opened(files: Files) -> dict[str, list[np.ndarray]]:
 
         before = pa.total_allocated_bytes()
         table = pa.ipc.open_file(pa.py_buffer(_random(np.memmap(path, mode="r")))).read_all()
-        if pa.total_allocated_bytes() - before < path.stat().st_size // 2:  # else it is compressed
+        if pa.total_allocated_bytes() - before < path.stat().st_size // 2:  # not compressed
             return {name: [_rows(name, part) for part in table[name].chunks] for name in table.column_names}
         del table
     folder = path.with_name(f"{path.name}.columns")
@@ -97,14 +97,14 @@ def _opened(files: Files) -> dict[str, list[np.ndarray]]:
 
 
 def _mapped(array: Any) -> np.ndarray:
-    """A file's array, or one that is given."""
+    """Return an array, mapped if it is given as a file."""
     if isinstance(array, (str, os.PathLike)):
         array = np.load(array, mmap_mode="r")
     return _random(array if isinstance(array, np.ndarray) else torch.as_tensor(array).numpy())
 
 
 def _random(array: np.ndarray) -> np.ndarray:
-    """The array; of a mapped one the system reads no more than the pages that are used."""
+    """Return the array; if it is mapped, the system reads only the pages that are used."""
     pages = getattr(array, "_mmap", None)
     if pages is not None and hasattr(mmap, "MADV_RANDOM"):
         pages.madvise(mmap.MADV_RANDOM)
@@ -112,7 +112,7 @@ def _random(array: np.ndarray) -> np.ndarray:
 
 
 def _write_columns(path: Path, folder: Path) -> None:
-    """Writes each column of a table as an array of its own; the folder is whole or not there."""
+    """Write each column of a table as an array. The folder appears only when it is complete."""
     from pyarrow import dataset
 
     table = dataset.dataset(path, format="parquet" if path.suffix == ".parquet" else "ipc")
@@ -135,7 +135,7 @@ def _write_columns(path: Path, folder: Path) -> None:
 
 
 def _rows(name: str, column: Any) -> np.ndarray:
-    """A column as an array with one row for each of its own."""
+    """Return a column as an array with the same number of rows."""
     import pyarrow as pa
 
     if column.null_count:

@@ -1,4 +1,4 @@
-"""Rows of a feature store: asked for batch by batch, one request for each type and attribute, and checked."""
+"""Requests for rows of a feature store: batch by batch, one for each type and attribute, with checked answers."""
 
 import copy
 import time
@@ -14,42 +14,42 @@ from torch_geometric.data import FeatureStore, TensorAttr
 
 from popgeo.data.axes import Attribute, Axis, StoreKey
 
-_WAITS = (0.1, 0.4)  # seconds before a request that failed is made again
+_WAITS = (0.1, 0.4)  # seconds before a failed request is repeated
 _MAKES_NO_SENSE = (LookupError, TypeError, ValueError, AttributeError, NotImplementedError)
 _EDGES = {"edge_index", "adj_t", "adj"}
-_PROBED = 4096  # fewer rows can come in order from a database that answers more of them in parts
+_PROBED = 4096  # rows; a database may answer fewer in order, and more in parts out of order
 Name = tuple[StoreKey, str]
 """A node or edge type, and the name of an attribute."""
 
 
 def stays_in_store(attribute: Attribute) -> bool:
-    """Whether rows are asked for: the values then are the first one, shown again in the place of all others."""
+    """Return whether the attribute stays in a feature store: its values are then an expanded first row."""
     return attribute.is_tensor and len(attribute.tensor) > 1 and attribute.tensor.stride(0) == 0
 
 
 def patiently(store: Any, names: str, request: Callable[[], Any]) -> Any:
-    """What a store answers. A request that fails is made again, twice, unless the error says that it makes no sense.
+    """Return the answer of a store. A failed request is repeated twice, unless the error shows that it is wrong.
 
     Args:
         store: The store.
-        names: What it is asked for.
-        request: Asks it.
+        names: The requested attributes or edges, for errors.
+        request: Makes the request.
 
     Raises:
         ConnectionError: the store does not answer.
-        ValueError: it has not what it is asked for.
+        ValueError: the store lacks a requested attribute or row.
     """
     for wait in (*_WAITS, None):
         try:
             return request()
         except DistError:
-            raise  # other processes take part in the request: it cannot be made again by one
+            raise  # other processes take part, so one process cannot repeat it
         except _MAKES_NO_SENSE as error:
             raise ValueError(
-                f"{store} lists {names}, but has not all of it: {error!r}. Correct edges that lead to rows that it has "
-                f"not, and leave out an attribute that it lacks with exclude_keys."
+                f"{store} lists {names}, but lacks a part of it: {error!r}. Correct edges that lead to missing rows, "
+                f"and leave out a missing attribute with exclude_keys."
             ) from error
-        except Exception as error:  # clients of databases have errors of their own
+        except Exception as error:  # each client of a database has its own errors
             if wait is None:
                 raise ConnectionError(
                     f"{store} was asked {len(_WAITS) + 1} times for {names}: {error!r}. Once it is back, make the "
@@ -60,16 +60,16 @@ def patiently(store: Any, names: str, request: Callable[[], Any]) -> Any:
 
 
 class ReadOnlyFeatures(FeatureStore):
-    """A feature store whose attributes are those that it was made with.
+    """A feature store that takes no new attributes.
 
     Attributes:
-        columns: The data of each attribute, by the node or edge type and the name.
+        columns: Data of each attribute, by the node or edge type and the name.
     """
 
     columns: dict[Name, Any]
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """All attributes."""
+        """Return all attributes."""
         return [TensorAttr(group_name=key, attr_name=name) for key, name in self.columns]
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
@@ -80,24 +80,24 @@ class ReadOnlyFeatures(FeatureStore):
 
 
 class FeatureRows:
-    """Asks a feature store for rows.
+    """The rows of a feature store.
 
-    Rows are asked for in ascending order and each once, whatever order a batch has: a store on disk reads forwards, and
-    one that answers by number, as databases may, answers rightly. A request that fails is made again, twice.
+    Each row is requested once, in ascending order, for any order of a batch. So a store on disk reads forwards, and a
+    database that sorts its answer by number still answers correctly. A failed request is repeated twice.
 
     Args:
         feature_store: The store.
-        attributes: What it calls each attribute.
+        attributes: The store's own key of each attribute.
     """
 
     def __init__(self, feature_store: FeatureStore, attributes: Mapping[Name, TensorAttr]) -> None:
         self.feature_store, self.attributes = feature_store, attributes
-        # One to whose answers several processes contribute is asked by each of them, also for nothing.
+        # If several processes contribute to each answer, each of them makes every request, even for no rows.
         self.is_collective = bool(getattr(feature_store, "is_collective", False))
 
     @classmethod
     def listed(cls, feature_store: FeatureStore) -> "FeatureRows":
-        """All attributes that a store lists."""
+        """Return the rows of all attributes that a store lists."""
         attributes = {}
         for listed in feature_store.get_all_tensor_attrs():
             attr = copy.copy(listed)
@@ -112,15 +112,15 @@ class FeatureRows:
         return cls(feature_store, attributes)
 
     def of(self, attributes: Sequence[Attribute], rows: Mapping[Axis, Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Values for each attribute, and the place in them of each row of a batch.
+        """Return values for each attribute, and the place in them of each row of a batch.
 
         Args:
-            attributes: Those of nodes and edges.
-            rows: Numbers of nodes and edges. int64 [number of them]
+            attributes: Attributes of nodes and edges.
+            rows: Numbers of the nodes and edges of each type. int64 [number of rows]
 
         Raises:
             ConnectionError: the store does not answer.
-            ValueError: it answers something else.
+            ValueError: the answer does not match the request.
         """
         asked = [attribute for attribute in attributes if len(rows[attribute.axis]) or self.is_collective]
         numbers = {axis: rows[axis].unique(return_inverse=True) for axis in {attribute.axis for attribute in asked}}
@@ -130,15 +130,15 @@ class FeatureRows:
         return [(answers[a.store, a.name], numbers[a.axis][1]) if a in asked else (a.tensor, none) for a in attributes]
 
     def ask(self, wanted: Mapping[Name, Tensor | None], like: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
-        """The rows of some attributes, all in one call of the store.
+        """Return rows of some attributes, by one call of the store.
 
         Args:
-            wanted: Their numbers; None for all. int64 [number of them]
-            like: An example of each attribute, if it is known. [at least 0, ...]
+            wanted: Numbers of the rows of each attribute; None for all. int64 [number of rows]
+            like: Example of each attribute, if it is known. [at least 0, ...]
 
         Raises:
             ConnectionError: the store does not answer.
-            ValueError: it has no such attribute, or answers with other rows than it was asked for.
+            ValueError: the store lacks an attribute, or the answer does not match the request.
         """
         if not wanted:
             return {}
@@ -156,6 +156,7 @@ class FeatureRows:
         return request
 
     def _checked(self, name: Name, numbers: Tensor | None, like: Tensor | None, answer: Any) -> Tensor:
+        """Return the answer to a request as a tensor, or raise if it does not match the request."""
         what = f"{self.feature_store} answers for {name[1]!r} of {name[0]!r}"
         if isinstance(answer, np.ndarray):
             answer = torch.from_numpy(answer)
@@ -165,13 +166,13 @@ class FeatureRows:
                 f"if the type has no features."
             )
         if numbers is not None and len(answer) != len(numbers):
-            raise ValueError(f"{what} with {len(answer)} rows, and was asked for {len(numbers)}.")
+            raise ValueError(f"{what} with {len(answer)} rows to a request for {len(numbers)}.")
         if like is not None and (answer.dtype, answer.shape[1:]) != (like.dtype, like.shape[1:]):
             raise ValueError(f"{what} with {[*answer.shape[1:]]} {answer.dtype}, not {[*like.shape[1:]]} {like.dtype}.")
         return answer.cpu()
 
     def said_size(self, name: Name) -> int | None:
-        """How many rows the store says that an attribute has; None if it does not know."""
+        """Return the store's number of rows of an attribute; None if the store does not know it."""
         try:
             size = self.feature_store.get_tensor_size(self._request(name, None))
         except NotImplementedError:
@@ -179,11 +180,11 @@ class FeatureRows:
         return None if size is None else int(size[0])
 
     def first_row(self, name: Name, num_rows: int) -> Tensor:
-        """The first row of an attribute, or an empty part of it if it has no rows; others show how the store answers.
+        """Return the first row of an attribute, empty if it has no rows, and probe the store's answers, [0 or 1, ...].
 
         Raises:
             ConnectionError: the store does not answer.
-            ValueError: it has not that many rows, or does not answer in the order that it is asked in. [0 or 1, ...]
+            ValueError: rows are missing, or answers are not in the order of the request.
         """
         numbers = torch.linspace(0, max(0, num_rows - 1), _PROBED, dtype=torch.float64).long().unique()[:num_rows]
         rows = self.ask({name: numbers}, {})[name]
@@ -191,7 +192,7 @@ class FeatureRows:
         if again.shape != rows[::2].shape or not torch.allclose(again, rows[::2], rtol=0, atol=0, equal_nan=True):
             raise ValueError(
                 f"{self.feature_store} gives other rows of {name[1]!r} of {name[0]!r} for every second of "
-                f"{len(numbers)} numbers alone than among all. A feature store answers with the rows that it is asked "
-                f"for, in that order."
+                f"{len(numbers)} numbers than for all of them. A feature store must answer with the requested rows, "
+                f"in the order of the request."
             )
         return rows[:1]

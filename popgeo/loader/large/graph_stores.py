@@ -1,4 +1,4 @@
-"""Graphs that live in stores: `(feature_store, graph_store)` of PyG, opened as a graph whose features stay there."""
+"""Graphs in stores: PyG's `(feature_store, graph_store)`, opened as a graph with features that stay there."""
 
 import copy
 from collections import defaultdict
@@ -17,11 +17,11 @@ from popgeo.loader.large.feature_rows import FeatureRows, Name, patiently
 
 _PREFERRED = [EdgeLayout.COO, EdgeLayout.CSC, EdgeLayout.CSR]
 Sizes = dict[Axis, dict[str, int]]
-"""For nodes or edges of a type who says how many there are, and how many."""
+"""For each node or edge type: stated numbers of nodes or edges, by their source."""
 
 
 def rows_of(data: Any) -> FeatureRows | None:
-    """What asks a feature store for rows; None where a graph is not given as a pair of stores."""
+    """Return the rows of the feature store of a graph; None if the graph is not a pair of stores."""
     is_pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], FeatureStore)
     return FeatureRows.listed(data[0]) if is_pair and isinstance(data[1], GraphStore) else None
 
@@ -29,21 +29,21 @@ def rows_of(data: Any) -> FeatureRows | None:
 def open_stores(
     rows: FeatureRows, graph_store: GraphStore, excluded: Collection[str], levels: Levels, whole: Collection[str | None]
 ) -> tuple[Data | HeteroData, dict[Any, Level], dict[Name, Tensor]]:
-    """A graph in stores as PyG's object: edges are read, features stay where they are, and have a width of 0 here.
+    """Open a graph in stores as PyG's object: edges are read, features stay in the store.
 
-    Edges are numbered as the store holds them; if it has several layouts, in the first of COO, CSC and CSR. Who does
-    not say how many nodes there are has the same number as edges lead to.
+    Edges keep the order of the store; if it has several layouts, of the first of COO, CSC and CSR. If no store states
+    the number of nodes, it is one more than the largest node of any edge.
 
     Args:
-        rows: Asks the feature store.
+        rows: Rows of the feature store.
         graph_store: The edges.
         excluded: Attributes to leave out.
-        levels: What an attribute's rows belong to, if that is known.
-        whole: Attributes to read, such as times.
+        levels: Level of each attribute (node, edge or graph), if it is known.
+        whole: Attributes to read as a whole, such as times.
 
     Returns:
-        The graph; what the rows of each attribute belong to; and as the values of those that stay in the store the
-        first row, shown again for all others.
+        The graph, in which features that stay in the store have a width of 0; the level of each attribute; and, for
+        features that stay in the store, the first row, expanded to all rows.
 
     Raises:
         ConnectionError: a store does not answer.
@@ -54,7 +54,9 @@ def open_stores(
     axes: dict[Name, Axis] = {}
     shown: dict[Name, Tensor] = {}
     names = [name for name in rows.attributes if name[1] not in excluded]
-    for name in sorted(names, key=lambda name: name[1] not in OF_NODES):  # those tell how many nodes there are
+    for name in sorted(
+        names, key=lambda name: name[1] not in OF_NODES
+    ):  # node attributes first, since they state the number of nodes
         said = rows.said_size(name)
         axes[name] = _axis_of(name, said, levels.get(name) or levels.get(name[1]), edges, sizes)
         if said is not None:
@@ -62,7 +64,7 @@ def open_stores(
     counts = {axis: _agreed(axis, said) for axis, said in sizes.items()}
     for key, edge_index in edges.items():
         place = data if key is None else data[key]
-        place.edge_index = edge_index  # in the order of the graph store, which decides what is drawn
+        place.edge_index = edge_index  # the order of the graph store decides the random draws
     for name in names:
         axis, count = axes[name], counts.get(axes[name], 0)
         place = data if axis.store is None else data[axis.store]
@@ -79,7 +81,7 @@ def open_stores(
 
 
 def _edges_of(graph_store: GraphStore) -> tuple[dict[StoreKey, Tensor], Sizes]:
-    """The edges of each type [2, num_edges], and what the store says of sizes."""
+    """Return the edges of each type [2, num_edges], and the sizes that the store states."""
     listed: dict[StoreKey, list[EdgeAttr]] = defaultdict(list)
     for attr in graph_store.get_all_edge_attrs():
         listed[attr.edge_type].append(copy.copy(attr))
@@ -100,7 +102,7 @@ def _edges_of(graph_store: GraphStore) -> tuple[dict[StoreKey, Tensor], Sizes]:
 
 
 def _in_pairs(key: StoreKey, layout: EdgeLayout, found: Any) -> Tensor:
-    """Source and destination of each edge, in the order of the store. [2, num_edges]"""
+    """Return source and destination of each edge, in the order of the store, [2, num_edges]."""
     row, col = (torch.as_tensor(part) for part in found)
     if any(part.is_floating_point() for part in (row, col) if len(part)):
         raise ValueError(f"The edges of {key} are {row.dtype} and {col.dtype}; nodes have whole numbers.")
@@ -116,7 +118,7 @@ def _in_pairs(key: StoreKey, layout: EdgeLayout, found: Any) -> Tensor:
 
 
 def _axis_of(name: Name, said: int | None, level: Any, edges: dict[StoreKey, Tensor], sizes: Sizes) -> Axis:
-    """What the rows of an attribute belong to: in a graph without types its name says so, or else its size."""
+    """Return the axis of an attribute's rows. In a graph without types its name decides, or else its size."""
     key = name[0]
     if None not in edges:
         if key is None or (isinstance(key, tuple) and key not in edges):
@@ -140,7 +142,7 @@ def _axis_of(name: Name, said: int | None, level: Any, edges: dict[StoreKey, Ten
 
 
 def _agreed(axis: Axis, said: dict[str, int]) -> int:
-    """How many nodes or edges there are, where all who know say the same; else the same number as edges lead to."""
+    """Return the number of nodes or edges, if all sources agree; edges give the number if no source states it."""
     least, known = said.pop("edges", 0), set(said.values())
     if len(known) > 1 or any(count < least for count in known):
         told = "; ".join(f"{who} says {count:,}" for who, count in said.items())

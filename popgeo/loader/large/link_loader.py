@@ -1,4 +1,4 @@
-"""Batches of edges that are seeds, of negatives drawn for them, and of the neighbors of their ends."""
+"""The loader of seed edges, with negatives and with the neighbors of their ends."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,35 +7,40 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
+from typing_extensions import Unpack
 
 from popgeo.data.attribute_names import MADE_FOR_LINKS
 from popgeo.data.axes import Axis, Level, StoreKey, ends_of
-from popgeo.loader.large.neighbor_loader import Neighborhood, layout_of
+from popgeo.data.batch_layout import LayoutChoices
+from popgeo.loader.epoch_choices import EpochChoices, choices_from
+from popgeo.loader.epoch_loader import loader_class
+from popgeo.loader.large.neighbor_loader import NeighborArguments, Neighborhood, check_arguments
 from popgeo.loader.large.subgraph import PartSampler, Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
 from popgeo.loader.large.whole_graph import edge_indices, links_of, num_ends, open_graph
 from popgeo.sampling import NonEdges, sample_negatives
 from popgeo.sampling.timed_negatives import TimedNonEdges
 
-_EDGES_TO_SEE = 1000  # whether a graph is undirected
+_EDGES_TO_SEE = 1000  # to find out whether a graph is undirected
 
 
 @dataclass(eq=False)
 class LinkSampler(PartSampler):
-    """Edges that are seeds, and how negatives and neighbors of their ends are sampled.
+    """A sampler of seed edges, negatives for them, and the neighbors of all ends.
 
     Args:
-        neighborhood: What neighbors are sampled in.
-        edge_type: The type of the edges.
-        links: Source and destination of each. int64 [2, num_links]
-        label: The label of each; None if all are positives. [num_links]
-        times: The time of each. int64 [num_links]
-        negatives: How many to draw for each, and how; None for none.
-        non_edges: What negatives are drawn from.
-        batch_size: Edges of a batch.
+        neighborhood: The graph that neighbors are sampled from.
+        edge_type: Type of the seed edges.
+        links: Source and destination of each seed edge. int64 [2, num_links]
+        label: Label of each seed edge; None if all are positives. [num_links]
+        times: Time of each seed edge. int64 [num_links]
+        negatives: Number of negatives per seed edge, and how to draw them; None for no negatives.
+        non_edges: Pairs of nodes that negatives are drawn from.
+        batch_size: Seed edges of a batch.
 
     Raises:
-        ValueError: not every edge has a label and a time, or with negatives a label is 0.
+        ValueError: the number of labels or times differs from the number of edges, or a label is 0 although negatives
+            are drawn.
     """
 
     neighborhood: Neighborhood
@@ -68,7 +73,7 @@ class LinkSampler(PartSampler):
         }
 
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
-        """The links `ids`, negatives for them, and the sampled neighbors of all ends."""
+        """Return the seed edges `ids`, negatives for them, and the sampled neighbors of all ends."""
         chosen = torch.from_numpy(ids)
         links, times = self.links[:, chosen], None if self.times is None else self.times[chosen]
         label = torch.ones(len(ids)) if self.label is None else self.label[chosen]
@@ -76,7 +81,7 @@ class LinkSampler(PartSampler):
         if self.negatives is not None and self.non_edges is not None and len(ids):
             mode, amount = self.negatives.mode.value, self.negatives.amount
             if isinstance(self.non_edges, TimedNonEdges):
-                assert times is not None  # what they are made for
+                assert times is not None  # only made for times
                 drawn, exists = self.non_edges.draw(links, times, mode=mode, amount=amount, seed=seed)
             else:
                 drawn = sample_negatives(links, self.non_edges, mode=mode, amount=amount, seed=seed)
@@ -85,7 +90,7 @@ class LinkSampler(PartSampler):
             links = torch.cat([links, drawn], dim=1)
             label = torch.cat([label, label.new_zeros(drawn.shape[1], *label.shape[1:])])
             if times is not None:
-                # A negative has the time of the positive that it stands against.
+                # A negative has the time of its positive.
                 times = torch.cat([times, times.repeat_interleave(int(np.ceil(amount)))[: drawn.shape[1]]])
         seeds, places, of_seeds = self._seeds(links, times)
         labels = {"edge_label_index": places, "edge_label": label, "edge_label_mask": mask}
@@ -94,7 +99,10 @@ class LinkSampler(PartSampler):
     def _seeds(
         self, links: Tensor, times: Tensor | None
     ) -> tuple[dict[StoreKey, Tensor], Tensor, dict[StoreKey, Tensor] | None]:
-        """The ends of links, each once unless every end has neighbors of its own; where they are; their times."""
+        """Return the ends of links, the place of each link's ends among them, and their times.
+
+        Each node is listed once, unless seeds share no nodes.
+        """
         source, destination = self.ends
         parts = {source: links.flatten()} if source == destination else {source: links[0], destination: links[1]}
         if self.neighborhood.how["disjoint"]:
@@ -105,35 +113,36 @@ class LinkSampler(PartSampler):
         return {key: nodes for key, (nodes, _) in found.items()}, places, None
 
 
+@loader_class
 class FixedSizeLinkLoader(SubgraphLoader):
-    """Loads edges of a large graph, with negatives and sampled neighbors of their ends, in batches of one shape.
+    """A loader of edges of a large graph, with negatives and sampled neighbors of their ends, in batches of one shape.
 
-    A batch carries `edge_label_index` [2, num_labels], places of both ends among its nodes; `edge_label` [num_labels],
-    1 for the edges that are seeds, 0 for negatives; and `edge_label_mask` [num_labels], True if there is one, since
-    a last batch has fewer. The ends are the first nodes; `seeds_mask` [num_nodes] is True for them. `num_labels` is
-    `batch_size` and its negatives, which stand behind.
+    A batch carries three attributes of its labels. `edge_label_index` [2, num_labels] is the place of both ends among
+    the nodes of the batch. `edge_label` [num_labels] is 1 for seed edges and 0 for negatives. `edge_label_mask`
+    [num_labels] is True for real labels, since a last batch has fewer. The ends are the first nodes; `seeds_mask`
+    [num_nodes] is True for them. `num_labels` counts `batch_size` seed edges, then their negatives.
 
     Args:
-        data: The graph, whose edges neighbors are sampled by, as `FixedSizeNeighborLoader` takes it.
-        num_neighbors: How many neighbors of each node each hop takes, as `FixedSizeNeighborLoader` takes them.
-        edge_label_index: The edges that are seeds, [2, num_links], or None for all; for a heterogeneous graph an edge
-            type, or a pair of it and those.
-        edge_label: The label of each; None means 1. With `neg_sampling` all must be positives. [num_links]
-        edge_label_time: The time of each, with `time_attr`. [num_links]
-        replace: Draws with replacement.
-        subgraph_type: `"directional"`, `"bidirectional"` or `"induced"`.
-        disjoint: Gives every end neighbors of its own.
-        temporal_strategy: `"uniform"` or `"last"`.
-        neg_sampling: Negatives for each edge: PyG's `NegativeSampling`, `"binary"` or `"triplet"`, which keeps the
-            source of each edge. They are pairs of different nodes that neither an edge of the graph nor a seed joins,
-            in either direction if every edge of the graph has its reverse. Where nodes have times, both nodes exist at
-            the time of the edge; if no such node exists, `edge_label_mask` is False.
+        data: The graph, as `FixedSizeNeighborLoader` takes it. Neighbors are sampled along its edges.
+        num_neighbors: Number of neighbors of each node that each hop takes, as in `FixedSizeNeighborLoader`.
+        edge_label_index: The seed edges, [2, num_links], or None for all; for a heterogeneous graph an edge type, or a
+            pair of the type and the edges.
+        edge_label: Label of each seed edge. Default: 1. With `neg_sampling` no label may be 0. [num_links]
+        edge_label_time: Time of each seed edge, with `time_attr`. [num_links]
+        replace: Whether neighbors are drawn with replacement.
+        subgraph_type: `"directional"`, `"bidirectional"` or `"induced"`, as in `FixedSizeNeighborLoader`.
+        disjoint: Whether ends share no nodes. Default: False, but True for edges with times.
+        temporal_strategy: `"uniform"` or `"last"`, as in `FixedSizeNeighborLoader`.
+        neg_sampling: Negatives per edge: PyG's `NegativeSampling`, `"binary"`, or `"triplet"`, which keeps the source
+            of each edge. A negative is a pair of different nodes that are joined by no edge of the graph and no seed
+            edge; if every edge of the graph has its reverse, in neither direction. If nodes have times, both nodes
+            exist at the time of the edge. If there is no such node, `edge_label_mask` is False.
         neg_sampling_ratio: Short for `NegativeSampling("binary", neg_sampling_ratio)`.
-        time_attr: The attribute of nodes, or of edges, that has their time.
-        weight_attr: The attribute of edges that says how likely each is drawn.
-        batch_size: Edges of a batch, without negatives.
+        time_attr: Attribute of nodes, or of edges, that holds their time.
+        weight_attr: Attribute of edges that holds the weight with which each is drawn.
+        batch_size: Seed edges of a batch.
         directed: False means `subgraph_type="induced"`.
-        kwargs: As `FixedSizeNeighborLoader` takes them.
+        kwargs: Further arguments, such as `fixed_size_options`, `shuffle` and `num_workers`; see `NeighborArguments`.
 
     Raises:
         ValueError: arguments contradict each other or the graph, or the sizes cannot hold the ends.
@@ -168,11 +177,12 @@ class FixedSizeLinkLoader(SubgraphLoader):
         batch_size: int = 1,
         *,
         directed: bool = True,
-        **kwargs: Any,
+        **kwargs: Unpack[NeighborArguments],
     ) -> None:
+        check_arguments(kwargs)
         # A split such as PyG's RandomLinkSplit leaves the links on the graph; batches carry their own.
         kwargs["exclude_keys"] = [*(kwargs.get("exclude_keys") or ()), *MADE_FOR_LINKS]
-        layout = layout_of(kwargs)
+        layout = choices_from(LayoutChoices, kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
         how: dict[str, Any] = {"subgraph_type": subgraph_type, "directed": directed, "replace": replace}
         how |= {"disjoint": disjoint or edge_label_time is not None, "temporal_strategy": temporal_strategy}
@@ -196,17 +206,18 @@ class FixedSizeLinkLoader(SubgraphLoader):
         for end, size in zip(sampler.ends, sizes, strict=True):
             rows = most[end] + len(sampler.labels["edge_label"])
             most[end] = rows if neighborhood.how["disjoint"] else min(size, rows)
-        super().__init__(data, store, sampler, layout, batch_size, **kwargs)
+        self.num_neighbors = num_neighbors
+        super().__init__(data, store, sampler, layout, choices_from(EpochChoices, kwargs), batch_size, kwargs)
 
 
 def _joined(edges: Tensor, links: Tensor, sizes: tuple[int, int], is_one_type: bool) -> Tensor:
-    """Return the pairs of nodes that are no negatives: edges, seeds, and of one type each node with itself.
+    """Return the pairs of nodes that are no negatives: edges, seeds, and each node with itself.
 
     Args:
         edges: Source and destination of each edge of the graph. [2, num_edges]
         links: Source and destination of each seed. [2, num_links]
-        sizes: How many sources and destinations there are.
-        is_one_type: Whether both are the same nodes.
+        sizes: Numbers of sources and destinations.
+        is_one_type: Whether sources and destinations are the same nodes.
 
     Returns:
         Source and destination of each pair. int64 [2, num_pairs]
@@ -220,13 +231,14 @@ def _joined(edges: Tensor, links: Tensor, sizes: tuple[int, int], is_one_type: b
 
 
 def _has_reverses(edges: Tensor, num_nodes: int) -> bool:
-    """Return whether edges run both ways, as in an undirected graph. The first edges show it. [2, num_edges]"""
+    """Return whether the first edges have reverses, as in an undirected graph. `edges` is [2, num_edges]."""
     source, destination = edges[:, edges[0] != edges[1]]
     back = (destination * num_nodes + source)[:_EDGES_TO_SEE]
     return len(back) > 0 and bool(torch.isin(back, source * num_nodes + destination).all())
 
 
 def _negatives(neg_sampling: NegativeSampling | str | None, ratio: float | None) -> NegativeSampling | None:
+    """Return the rule for negatives, from both ways to give it; None for no negatives."""
     if ratio:
         if neg_sampling is not None:
             raise ValueError("Both neg_sampling and neg_sampling_ratio are given; pass one of them.")

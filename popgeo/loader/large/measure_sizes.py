@@ -1,4 +1,4 @@
-"""How large batches must be, from a sample of them: with a confidence that can be stated, in time that is bounded."""
+"""Sizes of batches, measured on a sample with a stated confidence, in bounded time."""
 
 import math
 from collections.abc import Iterator
@@ -11,22 +11,21 @@ from popgeo.loader.large.subgraph import PartSampler
 from popgeo.random_numbers import seed_of
 
 SHARE, CONFIDENCE = 0.001, 0.99
-# That many batches are sampled, but if that takes more than that many nodes and edges, only the same number as that
-# allows.
+# Batches to sample; fewest batches, once the sampled nodes and edges exceed the limit of work.
 _SOME, _FEWEST, _WORK = 512, 32, 5_000_000
-# Where hubs make a few batches far larger than the others, many more are sampled, with more work.
+# If hubs make a few batches far larger than the others, many more are sampled, with more work.
 _HEAVY_TAIL, _MORE_WORK = 1.0, 20_000_000
 _ALIGN = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SizeEstimate:
-    """What sampled batches say about all further ones.
+    """An estimate of the sizes of batches.
 
     Args:
         sizes: Nodes and edges of each type that a batch should have room for. int64 [num_dimensions]
-        mean: Those of a mean batch. float64 [num_dimensions]
-        num_batches: How many batches were sampled.
+        mean: Nodes and edges of each type in a mean batch. float64 [num_dimensions]
+        num_batches: Number of sampled batches.
     """
 
     sizes: np.ndarray
@@ -37,20 +36,20 @@ class SizeEstimate:
 def measure_sizes(
     sampler: PartSampler, packs: Iterator[np.ndarray], axes: tuple[Axis, ...], most: np.ndarray, key: tuple[int, int]
 ) -> SizeEstimate:
-    """Sizes that at most one batch in a thousand exceeds, with a confidence of 99 %.
+    """Measure sizes that at most one batch in a thousand exceeds, with a confidence of 99 %.
 
-    That is the largest sampled batch, or, if it is more, a tolerance bound of the normal distribution (Owen 1963),
-    widened by what skewness adds to such a quantile (Cornish and Fisher 1938): the sizes of batches are sums over many
-    seeds. Where a few hubs make these far from normal (an excess kurtosis above 1), that many more batches are sampled
-    that the largest of them suffices, whatever the distribution: all of n stay below the size that a share p exceeds
-    with probability (1 - p)^n. The work is bounded by nodes and edges, not by a clock, so that the sizes are the same
-    on every machine.
+    The result is the larger of two sizes. One is the largest sampled batch. The other is a tolerance bound of the
+    normal distribution (Owen 1963), widened for skewness (Cornish and Fisher 1938), because the size of a batch is a
+    sum over many seeds. A few hubs can make sizes far from normal (an excess kurtosis above 1). Then more batches are
+    sampled, until the largest of them suffices for any distribution: all of n batches stay below the size that a share
+    p exceeds with probability (1 - p)^n. The work is bounded by nodes and edges, not by a clock, so that sizes are the
+    same on every machine.
 
     Args:
         sampler: Samples the batches.
-        packs: Seeds of batches, the same number as are asked for.
+        packs: Seeds of each batch, without end.
         axes: Node and edge types.
-        most: What no batch can exceed. int64 [num_dimensions]
+        most: Upper limit of any batch. int64 [num_dimensions]
         key: Names the random numbers.
     """
     found: list[list[int]] = []
@@ -72,10 +71,10 @@ def measure_sizes(
 
 
 def tolerance_bound(sizes: np.ndarray, share: float) -> np.ndarray:
-    """What at most a share of further samples exceeds, with confidence, if they are normal but for their skewness.
+    """Return the size that at most a share of further samples exceeds, for a skewed normal distribution.
 
     Args:
-        sizes: One row a sample. float64 [num_samples, num_dimensions]
+        sizes: One row per sample. float64 [num_samples, num_dimensions]
         share: The share, 0 to 1.
 
     Example:
@@ -83,7 +82,7 @@ def tolerance_bound(sizes: np.ndarray, share: float) -> np.ndarray:
         >>> bool(130 < tolerance_bound(draws, 0.001)[0] < 140)  # the quantile is 130.9
         True
     """
-    from scipy import stats  # half a second, spent only if sizes are asked for
+    from scipy import stats  # imported here, because it takes half a second
 
     count, z = len(sizes), stats.norm.isf(share)
     factor = stats.nct.ppf(CONFIDENCE, count - 1, z * math.sqrt(count)) / math.sqrt(count)
@@ -94,9 +93,9 @@ def tolerance_bound(sizes: np.ndarray, share: float) -> np.ndarray:
 
 
 def _excess_kurtosis(sizes: np.ndarray) -> float:
-    """How much heavier the tails are than those of a normal distribution, of the dimension if they are heaviest.
+    """Return the largest excess kurtosis of any dimension: how much heavier its tails are than a normal distribution's.
 
-    One whose long tail is that of small sizes, as where nearly every batch has all nodes there are, does not count.
+    A dimension with a long tail of small sizes does not count. It occurs if nearly every batch has all nodes.
     """
     centred, variance = sizes - sizes.mean(axis=0), sizes.var(axis=0)
     kurtosis = (centred**4).mean(axis=0) / np.where(variance > 0, variance, 1) ** 2

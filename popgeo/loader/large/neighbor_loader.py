@@ -1,4 +1,4 @@
-"""Batches of seeds and of the neighbors that were sampled for them."""
+"""The loader of seeds with sampled neighbors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,38 +6,54 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from popgeo.data.axes import Axis, Level, StoreKey, ends_of
 from popgeo.data.batch_layout import LayoutChoices
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.epoch_choices import chosen
+from popgeo.loader.epoch_choices import EpochChoices, GraphLoaderArguments, choices_from
+from popgeo.loader.epoch_loader import loader_class
 from popgeo.loader.large.subgraph import ONLY_EDGES, PartSampler, Subgraph
 from popgeo.loader.large.subgraph_loader import SubgraphLoader
 from popgeo.loader.large.whole_graph import edge_indices, num_ends, open_graph, seeds_of
 from popgeo.sampling import CompressedGraph, sample_neighbors
 
-_WITHOUT_MEANING = ("is_sorted", "filter_per_worker")
-_NOT_TAKEN = {
+_REFUSED = {
     "transform": "batches of one shape cannot be transformed at will; transform the graph, or the batch in your loop",
     "transform_sampler_output": "the sample has the loader's own form",
     "neighbor_sampler": "popgeo samples by itself",
 }
 
 
+class NeighborArguments(GraphLoaderArguments, total=False):
+    """Keyword arguments of loaders of seeds: `GraphLoaderArguments` and arguments of PyG's `NeighborLoader`.
+
+    By default `fixed_size_options` are measured on sampled batches. `over_size_strategy` is Error or a strategy that
+    trims. Of PyG's arguments, `is_sorted` and `filter_per_worker` change nothing; the last three are refused with a
+    reason.
+    """
+
+    is_sorted: bool
+    filter_per_worker: bool | None
+    transform: None
+    transform_sampler_output: None
+    neighbor_sampler: None
+
+
 class Neighborhood:
-    """A compressed graph for each edge type, and how neighbors are sampled from it.
+    """A compressed graph for each edge type, and the rules for sampling neighbors from it.
 
     Args:
-        store: From `open_graph`.
-        num_neighbors: How many neighbors each hop takes.
-        time_attr: The attribute of nodes or of edges that has their time.
-        weight_attr: The attribute of edges that says how likely each is drawn.
-        how: What `FixedSizeNeighborLoader` takes by these names: `subgraph_type`, `directed`, `disjoint`, `replace`
-            and `temporal_strategy`. Seeds with times have trees of their own.
+        store: The graph, from `open_graph`.
+        num_neighbors: Number of neighbors that each hop takes.
+        time_attr: Attribute of nodes or of edges that holds their time.
+        weight_attr: Attribute of edges that holds the weight with which each is drawn.
+        how: Arguments of `FixedSizeNeighborLoader` with these names: `subgraph_type`, `directed`, `disjoint`, `replace`
+            and `temporal_strategy`.
 
     Raises:
-        ValueError: an index lies outside, or there is no such attribute.
+        ValueError: an index is out of range, or an attribute is missing.
     """
 
     def __init__(
@@ -45,7 +61,7 @@ class Neighborhood:
     ) -> None:
         num_neighbors = num_neighbors.tolist() if hasattr(num_neighbors, "tolist") else num_neighbors
         if not isinstance(num_neighbors, list | tuple | Mapping):
-            raise ValueError(f"num_neighbors is {num_neighbors!r}; pass a list, a number for each hop, as [15, 10].")
+            raise ValueError(f"num_neighbors is {num_neighbors!r}; pass a list with a number per hop, as [15, 10].")
         graphs: dict[Any, CompressedGraph] = {}
         self.time_of, weights = _attributes(store, time_attr), _attributes(store, weight_attr)
         for key, edge_index in edge_indices(store).items():
@@ -62,7 +78,7 @@ class Neighborhood:
     def around(
         self, seeds: Mapping[StoreKey, Tensor], times: Mapping[StoreKey, Tensor] | None, labels: Any, seed: int
     ) -> Subgraph:
-        """The seeds and their sampled neighbors."""
+        """Return the seeds and their sampled neighbors."""
         of_types: Any = {key or "": nodes for key, nodes in seeds.items()}
         seed_time: Any = None if times is None else {key or "": time for key, time in times.items()}
         sample = sample_neighbors(self.graphs, of_types, self.num_neighbors, seed_time=seed_time, seed=seed, **self.how)
@@ -70,14 +86,14 @@ class Neighborhood:
 
 
 class NeighborSampler(PartSampler):
-    """Seeds of one node type, and the neighborhood that they are sampled in.
+    """A sampler of the neighbors of seeds of one node type.
 
     Args:
-        store: From `open_graph`.
-        num_neighbors: How many neighbors each hop takes.
+        store: The graph, from `open_graph`.
+        num_neighbors: Number of neighbors that each hop takes.
         seeds: The seeds, as `FixedSizeNeighborLoader` takes them.
-        times: The time of each seed. [num_seeds]
-        how: As `Neighborhood` takes it.
+        times: Time of each seed. [num_seeds]
+        how: Further arguments of `Neighborhood`.
 
     Raises:
         ValueError: arguments contradict each other or the graph.
@@ -88,48 +104,50 @@ class NeighborSampler(PartSampler):
         self.node_type, self.seeds = seeds_of(store, seeds)
         self.seed_type = self.node_type
         self.num_items = len(self.seeds)
-        # A seed that is listed twice is two nodes of a batch.
+        # A seed that is listed twice becomes two nodes of a batch.
         self.repeats = self.neighborhood.repeats or len(self.seeds.unique()) < self.num_items
         if times is not None and times.shape != self.seeds.shape:
-            raise ValueError(f"input_time has shape {tuple(times.shape)} for {self.num_items} seeds; give one each.")
+            raise ValueError(
+                f"input_time has shape {tuple(times.shape)} for {self.num_items} seeds; give one time per seed."
+            )
 
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
-        """The seeds `ids` and their sampled neighbors."""
+        """Return the seeds `ids` and their sampled neighbors."""
         chosen = torch.from_numpy(ids)
         times = None if self.times is None else {self.node_type: self.times[chosen]}
         return self.neighborhood.around({self.node_type: self.seeds[chosen]}, times, {}, seed)
 
 
+@loader_class
 class FixedSizeNeighborLoader(SubgraphLoader):
-    """Loads nodes of a large graph with sampled neighbors, in batches whose shapes never change.
+    """A loader of nodes of a large graph with sampled neighbors, in batches with constant shapes.
 
-    The seeds are the first nodes of a batch: `batch.batch_size` of them, whose places among all seeds are
-    `batch.input_id`. A last batch may have fewer, so a step takes `seeds_mask` [num_nodes], True for them. `n_id` and
-    `e_id` are the numbers of nodes and edges in the whole graph. Sampled is what PyG's `NeighborLoader` samples; no
-    extension of PyG is needed.
+    The seeds are the first `batch.batch_size` nodes of a batch; `batch.input_id` holds their places among all seeds. A
+    last batch may have fewer, so a step should use `seeds_mask` [num_nodes], which is True for seeds. `n_id` and `e_id`
+    are the numbers of nodes and edges in the whole graph. The samples are those of PyG's `NeighborLoader`, without an
+    extension of PyG.
 
-    Features stay where they are, in memory or in a memory map, in any precision: a batch reads only its own rows.
+    Features stay in their place, in memory or in a memory map, in any precision: a batch reads only its own rows.
 
     Args:
-        data: The graph, `Data` or `HeteroData`, whose attributes may be numpy arrays, such as a `numpy.memmap`; or
-            PyG's `(feature_store, graph_store)`: a batch then asks for its own rows, ahead of the step.
-        num_neighbors: How many neighbors of each node each hop takes, -1 for all, as `[15, 10]`; for a heterogeneous
-            graph also a dictionary by edge type.
+        data: The graph, `Data` or `HeteroData`. Its attributes may be numpy arrays, such as a `numpy.memmap`. Or PyG's
+            `(feature_store, graph_store)`: a batch then requests its own rows, ahead of the step.
+        num_neighbors: Number of neighbors of each node that each hop takes, -1 for all, as `[15, 10]`; for a
+            heterogeneous graph also a dictionary by edge type.
         input_nodes: The seeds: node numbers, a boolean mask, or None for all nodes; for a heterogeneous graph a node
-            type, or a pair of it and those.
-        input_time: The time of each seed, with `time_attr`: nothing newer is sampled for it. [num_seeds]
-        replace: Draws with replacement.
+            type, or a pair of the type and the seeds.
+        input_time: Time of each seed, with `time_attr`: nothing newer is sampled for it. [num_seeds]
+        replace: Whether neighbors are drawn with replacement.
         subgraph_type: `"directional"` keeps the sampled edges, `"bidirectional"` adds their reverses, `"induced"` takes
             all edges between sampled nodes.
-        disjoint: Gives every seed neighbors of its own; `tree` [num_nodes] then is the seed of each node.
-        temporal_strategy: Of neighbors that are not too new, `"uniform"` takes random ones, `"last"` the latest.
-        time_attr: The attribute of nodes, or of edges, that has their time.
-        weight_attr: The attribute of edges that says how likely each is drawn.
+        disjoint: Whether seeds share no nodes; `tree` [num_nodes] then is the seed of each node. Default: False, but
+            True for seeds with times.
+        temporal_strategy: `"uniform"` takes random neighbors that are not too new, `"last"` the latest of them.
+        time_attr: Attribute of nodes, or of edges, that holds their time.
+        weight_attr: Attribute of edges that holds the weight with which each is drawn.
         batch_size: Seeds of a batch.
         directed: False means `subgraph_type="induced"`, as in older versions of PyG.
-        kwargs: `fixed_size_options`, `over_size_strategy`; by their names what `EpochChoices` has, such as `shuffle`
-            and `seed`, and `LayoutChoices`; what torch's `DataLoader` takes, such as `num_workers`; and for the sake of
-            PyG's signature `is_sorted` and `filter_per_worker`, which change nothing.
+        kwargs: Further arguments, such as `fixed_size_options`, `shuffle` and `num_workers`; see `NeighborArguments`.
 
     Raises:
         ValueError: arguments contradict each other or the graph, or the sizes cannot hold the seeds.
@@ -163,39 +181,38 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         batch_size: int = 1,
         *,
         directed: bool = True,
-        **kwargs: Any,
+        **kwargs: Unpack[NeighborArguments],
     ) -> None:
-        layout = layout_of(kwargs)
+        check_arguments(kwargs)
+        layout = choices_from(LayoutChoices, kwargs)
         store = open_graph(data, layout.exclude_keys, layout.levels, (time_attr, weight_attr))
         how: dict[str, Any] = {"subgraph_type": subgraph_type, "directed": directed, "replace": replace}
         how |= {"disjoint": disjoint or input_time is not None, "temporal_strategy": temporal_strategy}
         how |= {"time_attr": time_attr, "weight_attr": weight_attr}
         sampler = NeighborSampler(store, num_neighbors, input_nodes, input_time, **how)
-        self.node_type = sampler.node_type
+        self.node_type, self.num_neighbors = sampler.node_type, num_neighbors
         self._most_seeds = {sampler.node_type: min(batch_size, sampler.num_items)}
-        super().__init__(data, store, sampler, layout, batch_size, **kwargs)
+        super().__init__(data, store, sampler, layout, choices_from(EpochChoices, kwargs), batch_size, kwargs)
 
 
-def layout_of(kwargs: dict[str, Any]) -> LayoutChoices:
-    """How batches are laid out, taken out of the arguments of a loader of seeds.
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raise if a loader of seeds was given an argument that it cannot use.
 
     Raises:
-        ValueError: something that such a loader does not take.
+        ValueError: there is such an argument; the message says why.
     """
-    for name in _WITHOUT_MEANING:
-        kwargs.pop(name, None)
-    for name, why in _NOT_TAKEN.items():
-        if kwargs.pop(name, None) is not None:
+    for name, why in _REFUSED.items():
+        if arguments.get(name) is not None:
             raise ValueError(f"{name} is not taken: {why}.")
-    if kwargs.get("over_size_strategy") in (OverSizeStrategy.Skip, OverSizeStrategy.Skip.name):
+    if arguments.get("over_size_strategy") in (OverSizeStrategy.Skip, OverSizeStrategy.Skip.name):
         raise ValueError(
             "OverSizeStrategy.Skip cannot leave a batch of seeds out, since its size is known only once it is sampled. "
             "Pass OverSizeStrategy.TrimNodesAndEdges, which keeps all seeds, or Error."
         )
-    return chosen(LayoutChoices, kwargs)
 
 
 def _attributes(store: FlatStore, name: str | None) -> dict[Axis, Tensor]:
+    """Return the attribute with a name for each node type or edge type that has it."""
     found = {a.axis: a.tensor for a in store.attributes if a.name == name and a.is_tensor}
     if name is not None and not any(axis.level is not Level.GRAPH for axis in found):
         known = sorted({f"{a.name} of {a.axis.label}" for a in store.attributes})

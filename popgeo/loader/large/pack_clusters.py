@@ -1,4 +1,4 @@
-"""Which clusters share a batch: the same number as fit, edges between them included."""
+"""The grouping of clusters into batches that also hold the edges between the clusters."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class ClusterSizes:
     Args:
         num_nodes: Nodes of each cluster. int64 [num_clusters]
         num_edges: Edges inside each cluster. int64 [num_clusters]
-        between: Edges that join two clusters, in either direction; symmetric. int64 [num_clusters, num_clusters]
+        between: Edges between two clusters, in either direction; symmetric. int64 [num_clusters, num_clusters]
     """
 
     num_nodes: np.ndarray
@@ -28,7 +28,7 @@ class ClusterSizes:
 
     @classmethod
     def count(cls, edge_index: Tensor, parts: Tensor, num_parts: int) -> "ClusterSizes":
-        """The sizes of the clusters that `parts` [num_nodes] puts each node in.
+        """Count the sizes of clusters. `parts` [num_nodes] is the cluster of each node.
 
         Example:
             >>> import torch
@@ -47,7 +47,7 @@ class ClusterSizes:
         return cls(num_nodes=np.bincount(parts.numpy(), minlength=num_parts), num_edges=inside, between=both)
 
     def of(self, clusters: np.ndarray) -> tuple[int, int]:
-        """Nodes and edges of some clusters together."""
+        """Return the nodes and edges of some clusters together."""
         between = int(self.between[clusters][:, clusters].sum()) // 2
         return int(self.num_nodes[clusters].sum()), int(self.num_edges[clusters].sum()) + between
 
@@ -55,13 +55,13 @@ class ClusterSizes:
 def pack_clusters(
     order: np.ndarray, sizes: ClusterSizes, limits: tuple[int, int], over_size_strategy: OverSizeStrategy
 ) -> Packs:
-    """Fills batches one after the other, each with the next clusters in the order that still fit.
+    """Fill batches one after the other, each with the next clusters that still fit.
 
     Args:
-        order: The clusters of an epoch. int64 [number of clusters]
+        order: Clusters of an epoch. int64 [number of clusters]
         sizes: Their nodes and edges.
-        limits: The most nodes and edges of a batch.
-        over_size_strategy: What happens to a cluster that fits no batch; one to be trimmed has a batch of its own.
+        limits: Largest number of nodes and of edges in a batch.
+        over_size_strategy: Treatment of a cluster that fits no batch. A cluster to be trimmed has a batch to itself.
 
     Raises:
         ValueError: a cluster fits no batch.
@@ -84,6 +84,7 @@ def pack_clusters(
 
 
 def _one_pack(pending: list[int], sizes: ClusterSizes, limits: tuple[int, int]) -> tuple[list[int], list[int]]:
+    """Return the clusters of one batch, and the clusters that remain."""
     between, joined = sizes.between, np.zeros(len(sizes.num_nodes), np.int64)
     window, pack, nodes, edges = np.array(pending[:_WINDOW]), [], 0, 0
     left = np.ones(len(window), bool)

@@ -1,4 +1,4 @@
-"""Features in parts, a part a process: rows of others come by exchanges of fixed size through `torch.distributed`."""
+"""Features in parts, one per process: rows of other processes come by exchanges of fixed size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +18,16 @@ _FIRST_ROOM, _ALIGN = 1024, 8
 
 @dataclass(kw_only=True, eq=False)
 class _Part:
-    """One attribute: the rows of this process, those it keeps of others, and who has which.
+    """One attribute: the rows of this process, cached rows of other processes, and the owner of each row.
 
     Args:
-        owner: The process that has each row. [num_rows]
-        place: Where among its own. [num_rows]
-        own: The rows of this process, as bytes. uint8 [number of them, row_bytes]
-        like: An example. [0, ...]
-        kept: Rows of others. uint8 [number of them, row_bytes]
-        room: How many rows each process may ask each for in one exchange.
-        numbers: Those of the rows that are kept, ascending. int64 [number of them]
+        owner: Process that has each row. [num_rows]
+        place: Place of each row among the rows of its owner. [num_rows]
+        own: Rows of this process, as bytes. uint8 [number of own rows, row_bytes]
+        like: Example of the attribute. [0, ...]
+        kept: Cached rows of other processes. uint8 [number of cached rows, row_bytes]
+        room: Number of rows that one process may request from another in one exchange.
+        numbers: Numbers of the cached rows, ascending. int64 [number of cached rows]
     """
 
     owner: Tensor
@@ -40,28 +40,28 @@ class _Part:
 
 
 class PartitionedFeatures(ReadOnlyFeatures):
-    """Features of which each process of `torch.distributed` holds its own nodes' rows.
+    """Features in parts: each process of `torch.distributed` holds the rows of its own nodes.
 
-    The rows of others come in one exchange of the numbers that a batch wants and one of the rows, of sizes that never
-    change. A batch that wants more of one process than there is room for has the same exchange again, in which all take
-    part: how many it takes is sent with the numbers. A loader measures the room on sampled batches, and which
-    rows are wanted most often: `num_cached` of those are kept.
+    A batch gets rows of other processes by two exchanges of constant size: first the numbers of the rows, then the
+    rows. If a batch needs more rows of one process than there is room for, all processes repeat the exchanges; the
+    number of repetitions is sent with the numbers. A loader measures the room on sampled batches, and finds the rows
+    that are needed most often: `num_cached` of them are cached.
 
-    All processes make the same loaders, and iterate over them alike.
+    All processes must make the same loaders and iterate over them in the same way.
 
     Args:
-        features: A source of all rows, such as `DiskFeatures`; only this process's rows are read, once.
-        parts: For each node or edge type the process that has each row, as `popgeo.sampling.partition` makes it; rows
-            of a type that is left out are dealt in equal ranges. int64 [number of nodes or edges]
-        num_cached: How many rows of others each process keeps of each attribute.
-        timeout: After how long a process that does not take part is given up.
+        features: Source of all rows, such as `DiskFeatures`. Only the rows of this process are read, once.
+        parts: For each node or edge type, the process of each row, as from `popgeo.sampling.partition`. Default: equal
+            ranges. int64 [number of nodes or edges]
+        num_cached: Number of rows of other processes that each process caches per attribute.
+        timeout: Time after which the wait for another process ends with an error.
 
     Attributes:
-        num_bytes: What this process has sent to others.
-        num_asked: How many rows it has asked others for.
+        num_bytes: Number of bytes that this process has sent to others.
+        num_asked: Number of rows that this process has requested from others.
 
     Raises:
-        ValueError: a part is not a process.
+        ValueError: a part is not the number of a process.
     """
 
     is_collective = True
@@ -74,7 +74,7 @@ class PartitionedFeatures(ReadOnlyFeatures):
         timeout: timedelta = timedelta(minutes=5),
     ) -> None:
         super().__init__()
-        # A loader asks on a thread of its own, which must not come between the exchanges of a training step.
+        # A separate group: a loader's thread must not come between the exchanges of a training step.
         self.group, self.num_cached = dist.new_group(timeout=timeout), num_cached
         self.device = torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
         self.rank, self.world_size, self.num_bytes, self.num_asked = dist.get_rank(), dist.get_world_size(), 0, 0
@@ -91,7 +91,7 @@ class PartitionedFeatures(ReadOnlyFeatures):
             self.columns[name] = _Part(owner=owner, place=place, own=own_bytes, like=own[:0], kept=own_bytes[:0])
 
     def _dealt(self, key: StoreKey, count: int, owner: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The process that has each row, and where among its own. int16 and int64 [count]"""
+        """Return the process of each row, and the place among the rows of that process, int16 and int64 [count]."""
         if owner is None or len(owner) != count:
             owner = torch.arange(count) * self.world_size // max(1, count)
         if count and not 0 <= int(owner.min()) <= int(owner.max()) < self.world_size:
@@ -106,10 +106,10 @@ class PartitionedFeatures(ReadOnlyFeatures):
         return owner.to(torch.int16), place
 
     def measure(self, samples: Sequence[Mapping[Name, Tensor]]) -> None:
-        """Finds the room of an exchange and the rows to keep, from what sampled batches want; all processes take part.
+        """Find the room of an exchange and the rows to cache, from sampled batches. All processes take part.
 
         Args:
-            samples: The rows of each attribute that a batch wants. int64 [number of them]
+            samples: For each batch, the rows of each attribute. int64 [number of rows]
         """
         rooms, kept = [], {}
         for name, part in self.columns.items():
@@ -117,7 +117,7 @@ class PartitionedFeatures(ReadOnlyFeatures):
             others = torch.cat([numbers[part.owner[numbers] != self.rank] for numbers in wanted])
             numbers, counts = others.unique(return_counts=True)
             kept[name] = numbers[counts.argsort(descending=True, stable=True)[: self.num_cached]].sort().values
-            # No room is needed for what will be kept.
+            # Cached rows need no room.
             left = [part.owner[n[(part.owner[n] != self.rank) & ~torch.isin(n, kept[name])]].long() for n in wanted]
             rooms.append(max(int(torch.bincount(owner, minlength=self.world_size).max()) for owner in left))
         agreed = torch.tensor(rooms, device=self.device)
@@ -134,7 +134,7 @@ class PartitionedFeatures(ReadOnlyFeatures):
         return [rows[name].view(like[name].dtype).view(-1, *like[name].shape[1:]) for name in asked]
 
     def _rows(self, wanted: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
-        """Rows as bytes: the own and the kept ones, and those that others send."""
+        """Return rows as bytes: own rows, cached rows, and rows that other processes send."""
         found, left = {}, {}
         for name, part in self.columns.items():
             numbers = wanted.get(name, part.numbers[:0])
@@ -153,7 +153,7 @@ class PartitionedFeatures(ReadOnlyFeatures):
         return {name: found[name] for name in wanted}
 
     def _exchange(self, left: Mapping[Name, Any], found: Mapping[Name, Tensor], number: int) -> int:
-        """Exchange `number` of a batch; how many there are, the same for all processes."""
+        """Make exchange `number` of a batch, and return the number of exchanges, which is equal for all processes."""
         rooms = [part.room for part in self.columns.values()]
         asks = torch.full((self.world_size, 1 + sum(rooms)), -1)
         turns = [-(-len(numbers) // part.room) for name, part in self.columns.items() for _, numbers in left[name]]
@@ -177,15 +177,15 @@ class PartitionedFeatures(ReadOnlyFeatures):
         return max(1, int(asked[:, 0].max()))
 
     def _sent(self, rows: Tensor) -> Tensor:
-        """Row r goes to process r, and theirs come. The shape of `rows`"""
+        """Send row r to process r, and return the rows that the others send. The shape of `rows`."""
         out = rows.to(self.device)
         got = torch.empty_like(out)
         try:
             dist.all_to_all_single(got, out, group=self.group)
         except RuntimeError as error:
             raise dist.DistNetworkError(
-                f"Process {self.rank} of {self.world_size} timed out waiting for rows of others: one ended, or does "
-                f"not iterate over its loader. {error}"
+                f"Process {self.rank} of {self.world_size} timed out waiting for rows: another process ended, or "
+                f"does not iterate over its loader. {error}"
             ) from error
         self.num_bytes += out.nbytes // self.world_size * (self.world_size - 1)
         return got.cpu()

@@ -1,4 +1,4 @@
-"""The noun between sampling and batching: which rows of a large graph make one batch, and how they are joined."""
+"""A sampled part of a large graph: the rows of one batch, and the edges between them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from popgeo.data.trim import TrimInput
 from popgeo.sampling import HeteroSampledSubgraph
 
 ONLY_EDGES = ("", "", "")
-"""What the sampler calls the edge type of a graph without types; its node type is an empty text."""
+"""The sampler's name for the edge type of a graph without types; its node type is an empty text."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,14 +22,14 @@ class Subgraph:
     """Some nodes and edges of a large graph.
 
     Args:
-        rows: For the nodes and edges of each type, their numbers in the large graph. int64 [number of them]
+        rows: For each node and edge type, the numbers of its nodes or edges in the large graph. int64 [number of rows]
         edge_index: For each edge type, the ends of its edges as places in `rows`. int64 [2, number of edges]
-        hops: For each node type, how many of its nodes lie at each distance from the seeds. The seeds come first, then
-            the others by distance.
-        trees: For each node type, the seed that each node was reached from; empty where seeds share their neighbors.
+        hops: For each node type, the number of nodes at each distance from the seeds. Nodes are sorted by distance,
+            seeds first.
+        trees: For each node type, the seed that each node was reached from; empty if seeds share their neighbors.
             int64 [number of nodes]
-        labels: Attributes of the edges that are seeds, by name.
-        num_lost: How many nodes and edges, over all types, trimming has removed.
+        labels: Attributes of the seed edges, by name.
+        num_lost: Numbers of nodes and of edges, over all types, that trimming has removed.
     """
 
     rows: Mapping[Axis, Tensor]
@@ -43,12 +43,12 @@ class Subgraph:
     def from_sample(
         cls, sample: HeteroSampledSubgraph, axes: tuple[Axis, ...], labels: Mapping[str, Tensor]
     ) -> "Subgraph":
-        """A sample of neighbors, with all node and edge types that batches have.
+        """Return a sample of neighbors as a subgraph with all node and edge types of batches.
 
         Args:
-            sample: From `sample_neighbors`.
-            axes: The node and edge types of the large graph.
-            labels: Attributes of the edges that are seeds.
+            sample: Result of `sample_neighbors`.
+            axes: Node and edge types of the large graph.
+            labels: Attributes of the seed edges.
         """
         none = torch.empty(0, dtype=torch.int64)
         nodes: Any = {axis: axis.store or "" for axis in axes if axis.level is Level.NODE}
@@ -64,11 +64,11 @@ class Subgraph:
         )
 
     def sizes(self, axes: tuple[Axis, ...]) -> list[int]:
-        """How many nodes and edges of each type there are."""
+        """Return the number of nodes or edges of each type."""
         return [len(self.rows[axis]) for axis in axes]
 
     def sorted_by_destination(self) -> "Subgraph":
-        """The same with the edges of each type sorted by destination; edges that share one keep their order."""
+        """Return the subgraph with the edges of each type sorted by destination, in a stable order."""
         rows, edge_index = dict(self.rows), dict(self.edge_index)
         for axis, ends in self.edge_index.items():
             if bool((ends[1].diff() < 0).any()):
@@ -79,16 +79,16 @@ class Subgraph:
     def trimmed(
         self, limits: Mapping[Axis, int], *, nodes: bool, edges: bool, generator: torch.Generator
     ) -> "Subgraph":
-        """The part of it that fits a batch: the farthest from the seeds go first, and never a seed.
+        """Remove nodes and edges, farthest from the seeds first and never a seed, until the rest fits a batch.
 
         Args:
-            limits: The most nodes and edges of each type.
+            limits: Largest number of nodes and edges of each type.
             nodes: Whether nodes may be removed.
-            edges: Whether edges may be removed on their own.
+            edges: Whether edges may be removed without their nodes.
             generator: Source of randomness.
 
         Raises:
-            ValueError: too much is left although all that may go has gone.
+            ValueError: the subgraph is still too large after everything removable was removed.
         """
         distance = {axis: torch.repeat_interleave(torch.tensor(hops)) for axis, hops in self.hops.items()}
         counts = {axis: len(rows) for axis, rows in self.rows.items()}
@@ -110,7 +110,7 @@ class Subgraph:
         return replace(self, rows=left, edge_index=edge_index, hops=hops, trees=trees, num_lost=(of_nodes, of_edges))
 
     def row_ends(self) -> dict[Axis, Tensor]:
-        """For each edge type with sorted edges, how many end at each node or at one before it. int64 [num_nodes]"""
+        """Return, for each edge type with sorted edges, the end of each node's edges, int64 [num_nodes]."""
         return {
             axis: torch.bincount(ends[1], minlength=len(self.rows[ends_of(axis)[1]])).cumsum(0)
             for axis, ends in self.edge_index.items()
@@ -118,14 +118,14 @@ class Subgraph:
 
 
 class PartSampler(ABC):
-    """Which part of a large graph a pack of seeds, or of clusters, represents.
+    """A sampler of the part of a large graph for a pack of seeds, or of clusters.
 
     Attributes:
-        num_items: How many seeds, or clusters, there are.
+        num_items: Number of seeds, or clusters.
         repeats: Whether a part may have a node or an edge of the graph more than once.
-        labels: An example of each attribute of the edges that are seeds.
-        label_store: The edge type that these belong to.
-        seed_type: The type of nodes or edges that seeds have.
+        labels: Example of each attribute of seed edges.
+        label_store: Edge type of the seed edges.
+        seed_type: Node type or edge type of the seeds.
         around_seeds: Whether neighbors are sampled around the seeds.
     """
 
@@ -138,4 +138,4 @@ class PartSampler(ABC):
 
     @abstractmethod
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
-        """The part that some seeds represent; the same for the same `seed`, in whatever process."""
+        """Return the part for some seeds. Equal values of `seed` give the same part in every process."""

@@ -1,4 +1,4 @@
-"""What the three loaders of large graphs share: sizes, order, and what they say of themselves."""
+"""Base class of the three loaders of large graphs: sizes, order and description."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ from popgeo.data.collate import FixedSizeCollater
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.trim import OverSizeStrategy
-from popgeo.loader.epoch_choices import EpochChoices, chosen
+from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.epoch_loader import EpochLoader
 from popgeo.loader.large.feature_rows import stays_in_store
 from popgeo.loader.large.graph_stores import rows_of
@@ -28,27 +28,27 @@ from popgeo.loader.strategy import in_equal_numbers, member
 from popgeo.packing import Packs
 from popgeo.random_numbers import seed_of
 
-# Sizes are measured on draws of their own, so that no batch of an epoch is one of those measured.
+# Sizes are measured on separate draws, so that no measured batch is a batch of an epoch.
 _MEASURED = 0x5125
 _PROBED = 16
 
 
 class SubgraphLoader(EpochLoader):
-    """Loads parts of one large graph in batches whose shapes never change.
+    """A loader of parts of one large graph in batches with constant shapes.
 
     Args:
-        data: The graph, which the loader shows as `data`; its `dataset` is the numbers of all seeds.
+        data: The graph, which the loader shows as `data`. Its `dataset` is the numbers of all seeds.
         store: The graph, from `open_graph`.
-        part_sampler: Says which part of the graph some seeds, or clusters, represent.
-        layout: How a batch is laid out.
+        part_sampler: Samples the part of the graph for some seeds, or clusters.
+        layout: Layout of a batch.
+        choices: Choices of the epochs.
         batch_size: Seeds, or clusters, of a batch.
-        fixed_size_options: Sizes of a batch; None has them measured on sampled batches.
-        over_size_strategy: What happens to a batch that is too large.
-        kwargs: What `EpochChoices` has, by its names, and what torch's `DataLoader` takes.
+        arguments: All keyword arguments of the loader: `fixed_size_options`, the sizes of a batch, by default measured
+            on sampled batches; `over_size_strategy`; and arguments of torch's `DataLoader`.
     """
 
     _most_seeds: Mapping[Any, int] = {}
-    """The most seeds of each node type that a batch may have."""
+    """Largest number of seeds of each node type in a batch."""
 
     def __init__(
         self,
@@ -56,28 +56,27 @@ class SubgraphLoader(EpochLoader):
         store: FlatStore,
         part_sampler: PartSampler,
         layout: LayoutChoices,
+        choices: EpochChoices,
         batch_size: int,
-        *,
-        fixed_size_options: FixedSizeOptions | None = None,
-        over_size_strategy: OverSizeStrategy | str = OverSizeStrategy.TrimNodesAndEdges,
-        **kwargs: Any,
+        arguments: Mapping[str, Any],
     ) -> None:
-        if kwargs.get("batch_sampler") is not None:
+        if choices.batch_sampler is not None:
             raise ValueError(f"Sizes decide which {self._unit} share a batch; leave batch_sampler out.")
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; a batch holds 1 or more {self._unit}.")
-        self.over_size_strategy = strategy = member(OverSizeStrategy, over_size_strategy)
+        strategy = arguments.get("over_size_strategy", OverSizeStrategy.TrimNodesAndEdges)
+        self.over_size_strategy = strategy = member(OverSizeStrategy, strategy)
         features = rows_of(data)
-        if features is not None:
-            kwargs.setdefault("background", True)  # the next batch is asked for while a step runs
-        self.choices = choices = chosen(EpochChoices, kwargs)
+        if features is not None and "background" not in arguments:
+            choices = replace(choices, background=True)  # the next batch is requested while a step runs
+        self.choices = choices
         self.part_sampler, self._axes, self._batch_size = part_sampler, store.size_axes, batch_size
         self._num_node_types = len(store.node_types)
         self._packer = OrderPacker(num_items=part_sampler.num_items, together=self._together)
-        part_sampler.sample(np.empty(0, np.int64), seed=0)  # refuses what cannot be sampled before an epoch begins
+        part_sampler.sample(np.empty(0, np.int64), seed=0)  # raises now, not in an epoch
         self.size_estimate: SizeEstimate | None = None
-        """What the sizes were measured on; None if they were given."""
-        sizes = fixed_size_options or self._measured(store, choices.seed or 0)
+        """Measured sizes; None if sizes were given."""
+        sizes = arguments.get("fixed_size_options") or self._measured(store, choices.seed or 0)
         sizes = sizes.to_hetero(store.node_types, store.edge_types) if store.is_hetero else sizes
         rows = {name: v.shape[-1 if "index" in name else 0] for name, v in part_sampler.labels.items()}
         self.fixed_size_options = replace(sizes, num_rows={**(sizes.num_rows or {}), **rows} or None)
@@ -94,10 +93,10 @@ class SubgraphLoader(EpochLoader):
         self.data = data
         # As in PyG the dataset is the seeds, so that len(loader.dataset) is their number.
         seeds = range(part_sampler.num_items)
-        super().__init__(seeds, source, self._packer, choices, batch_size=batch_size, **kwargs)
+        super().__init__(seeds, source, self._packer, choices, batch_size, arguments)
 
     def _together(self, order: np.ndarray) -> Packs:
-        """Puts seeds, or clusters, together into batches, in the order given."""
+        """Group seeds, or clusters, into batches in their order."""
         return in_equal_numbers(order, self._batch_size, self.choices.drop_last)
 
     def _check_seeds_fit(self) -> None:
@@ -110,7 +109,7 @@ class SubgraphLoader(EpochLoader):
                 )
 
     def _measured(self, store: FlatStore, seed: int) -> FixedSizeOptions:
-        """Sizes that at most one batch in a thousand exceeds; see `measure_sizes`."""
+        """Measure sizes that at most one batch in a thousand exceeds; see `measure_sizes`."""
         if not self.part_sampler.num_items:
             raise ValueError(f"There are no {self._unit}, so there is nothing to measure. Pass fixed_size_options.")
         unlimited = np.iinfo(np.int64).max // 4
@@ -118,11 +117,11 @@ class SubgraphLoader(EpochLoader):
         packs = self._packs_like_an_epoch(seed)
         self.size_estimate = measure_sizes(self.part_sampler, packs, self._axes, most, (seed, _MEASURED))
         sizes = self.size_estimate.sizes.copy()
-        sizes[: self._num_node_types] += 1  # of padding
+        sizes[: self._num_node_types] += 1  # for padding
         return FixedSizeOptions.from_sizes(store, sizes, 2)
 
     def _packs_like_an_epoch(self, seed: int) -> Iterator[np.ndarray]:
-        """Batches such as those of an epoch, but of other draws if they are drawn; without end."""
+        """Yield batches that an epoch could have, from other random draws, without end."""
         for epoch in count():
             found = EpochSampler(self._packer, self.choices).whole(seed ^ _MEASURED, epoch)
             full = np.flatnonzero(np.diff(found.ptr) == np.diff(found.ptr).max())
@@ -130,18 +129,18 @@ class SubgraphLoader(EpochLoader):
                 yield found[int(i)]
 
     def _sampled_rows(self, store: FlatStore, seed: int) -> list[dict[Any, Tensor]]:
-        """What some batches want of each attribute that stays in a feature store."""
+        """Return, for some batches, the rows of each attribute that stays in a feature store."""
         attributes = [attribute for attribute in store.attributes if stays_in_store(attribute)]
         packs = islice(self._packs_like_an_epoch(seed), 2 * _PROBED)
         parts = [self.part_sampler.sample(ids, seed_of(seed, _MEASURED, ids)) for ids in packs]
         return [{(a.store, a.name): part.rows[a.axis] for a in attributes} for part in parts]
 
     def filling(self) -> pd.DataFrame:
-        """How full the batches of the coming epoch are, from up to 16 of them.
+        """Compute how full the batches of the coming epoch are, from up to 16 of them.
 
         Returns:
-            One row for each node and edge type: `slots` of a batch, `real` ones of a mean batch, their share `full`,
-            and `lost`, the share that trimming removed, 0 to 1.
+            One row per node and edge type: `slots` of a batch, `real` nodes or edges of a mean batch, their share
+            `full`, and `lost`, the share that trimming removed, 0 to 1.
         """
         packs, key, axes = self.plan(), self._epochs.plan().key, self._axes
         step = max(1, len(packs) // _PROBED)

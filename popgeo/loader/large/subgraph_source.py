@@ -1,4 +1,4 @@
-"""Turns packs of seeds, or of clusters, into batches: each attribute is gathered straight into its slot."""
+"""The source of batches of a large graph: each attribute is gathered straight into its slot."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,21 +24,21 @@ from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
 from popgeo.random_numbers import seed_of
 
-# Batches whose rows a feature store is asked for in one request: that many, and not more bytes, at most.
+# Limits of one request to a feature store: batches, and bytes.
 _MOST_AT_ONCE, _BYTES_AT_ONCE = 16, 1 << 26
 _NUMBERS = {Level.NODE: "n_id", Level.EDGE: "e_id"}
 Values = dict[int, tuple[Tensor, Tensor]]
-"""For each slot that is gathered the values, and which of them."""
+"""For each slot that is gathered: the values, and the rows to take from them."""
 
 
 class SubgraphSource(BatchSource):
-    """Makes batches of one large graph from packs of seeds, or of clusters: sample, trim, gather.
+    """A source that makes batches of one large graph from packs of seeds, or of clusters: sample, trim, gather.
 
     Args:
-        sampler: Says what subgraphs hold and carry.
+        sampler: Samples the subgraph of a pack.
         store: The graph, from `open_graph`.
-        collater: Says how large batches are and what they carry.
-        rows: Asks for rows of what stays in a feature store.
+        collater: Sizes, layout and trimming of batches.
+        rows: Requests rows of attributes that stay in a feature store; None without a feature store.
     """
 
     layout: Layout
@@ -50,11 +50,11 @@ class SubgraphSource(BatchSource):
         self.limits = dict(zip(self.axes, collater.options.limits(self.axes).tolist(), strict=True))
         self.sorts, self.label_store = collater.layout.sort_edges, sampler.label_store
         self.names = {(attribute.store, attribute.name) for attribute in store.attributes}
-        # Processes that answer one another have sizes measured for the rows of one batch.
+        # Processes that answer each other have room for the rows of one batch.
         self.asks_batch_by_batch = rows is None or rows.is_collective
         of_rows = {a for a in store.attributes if a.is_tensor and a.axis.level is not Level.GRAPH}
         self.whole = dataclasses.replace(store, row_ends=None, indices=None)
-        # Batches say what they lost only where anything may be lost.
+        # Batches count lost nodes and edges only if trimming is possible.
         self.counts_lost = collater.trim_nodes or collater.trim_edges
         template = self._store_of(sampler.sample(np.empty(0, np.int64), seed=0))
         self.layout = lay_out(template, collater.options, collater.layout)
@@ -66,14 +66,14 @@ class SubgraphSource(BatchSource):
         self.builder = BatchBuilder(template, self.layout)
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
-        """One item for each `group` packs, joined as `super_batch.join` does; a pack of nothing is padding alone.
+        """Return one item for each `group` packs, joined as by `super_batch.join`. An empty pack gives padding.
 
         Raises:
-            ValueError: a subgraph does not fit, and nothing of it may be trimmed.
+            ValueError: a subgraph does not fit, and may not be trimmed.
         """
         parts = [self.part(ids, key) for ids in packs]
         memory = memory or BatchMemory(self.layout, len(parts), group=group)
-        # A batch holds one graph, or none if it is of padding alone.
+        # A batch holds one graph, or no graph if it is padding.
         graphs = [np.arange(int(any(map(len, part.rows.values())))) for part in parts]
         parts = [part.sorted_by_destination() for part in parts] if self.sorts else parts
         requests = [[part] for part in parts] if self.asks_batch_by_batch else [parts]
@@ -87,7 +87,7 @@ class SubgraphSource(BatchSource):
         return items
 
     def part(self, ids: np.ndarray, key: tuple[int, int]) -> Subgraph:
-        """The part of the graph that some seeds represent, cut down to what a batch holds."""
+        """Return the part of the graph for some seeds, trimmed to the size of a batch."""
         seed = seed_of(*key, ids)
         subgraph = self.sampler.sample(ids, seed)
         if all(len(rows) <= self.limits[axis] for axis, rows in subgraph.rows.items()):
@@ -96,9 +96,9 @@ class SubgraphSource(BatchSource):
         return subgraph.trimmed(self.limits, **flags, generator=torch.Generator().manual_seed(seed))
 
     def batches_at_once(self, packs: Packs) -> int:
-        """One, whose nodes fill the cache alone; of a feature store's rows what shares a request.
+        """Return the number of batches that share a request to a feature store; 1 without a store.
 
-        What a request costs a database may depend little on how many rows it is for.
+        The cost of a request to a database may hardly depend on its number of rows.
         """
         if self.asks_batch_by_batch:
             return 1
@@ -107,7 +107,7 @@ class SubgraphSource(BatchSource):
         return max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // max(1, nbytes)))
 
     def _fill(self, i: int, part: Subgraph, pack: np.ndarray, values: Values, tensors: Sequence[Tensor]) -> Slicer:
-        """Writes batch `i`; what takes it apart again."""
+        """Write batch `i`, and return the slicer that takes it apart again."""
         store = self._store_of(part)
         own = {(attribute.store, attribute.name): attribute for attribute in store.attributes}
         slots = (dataclasses.replace(s, attribute=own.get((s.store, s.name))) for s in self.rest.slots)
@@ -119,7 +119,7 @@ class SubgraphSource(BatchSource):
         return Slicer(store, self.layout)
 
     def _values(self, parts: Sequence[Subgraph]) -> list[Values]:
-        """For each part what its slots are gathered from; the rows of a store are asked for together."""
+        """Return, for each part, the values of its gathered slots. Rows of a feature store come by one request."""
         attributes = {j: a for j in self.from_graph if (a := self.layout.slots[j].attribute) is not None}
         values: list[Values] = [{j: (a.tensor, part.rows[a.axis]) for j, a in attributes.items()} for part in parts]
         if self.rows is not None and parts:
@@ -132,7 +132,7 @@ class SubgraphSource(BatchSource):
         return values
 
     def _store_of(self, subgraph: Subgraph) -> FlatStore:
-        """A subgraph as a flat dataset of one graph; gathered attributes still have the values of the whole graph."""
+        """Return a subgraph as a flat dataset of one graph. Gathered attributes keep the values of the whole graph."""
         pointers = {**self.whole.row_pointers, GRAPHS: torch.arange(2)}
         for axis, rows in subgraph.rows.items():
             pointers[axis] = torch.tensor([0, len(rows)])
@@ -172,13 +172,13 @@ class SubgraphSource(BatchSource):
 
 
 def _steps(subgraph: Subgraph, axis: Axis) -> Tensor:
-    """What an index into the ends of an edge type grows by from one subgraph to the next. int64 [1, 1 or 2]"""
+    """Return the offset of edge indices from one subgraph to the next, for each end, int64 [1, 1 or 2]."""
     ends = ends_of(axis)[: 1 if axis.store is None else 2]
     return torch.tensor([[len(subgraph.rows[end]) for end in ends]])
 
 
 def _gather(slot: Slot, values: Tensor, rows: Tensor, out: Tensor) -> None:
-    """Writes some rows of an attribute, and padding behind them."""
+    """Write some rows of an attribute, then padding."""
     assert slot.attribute is not None  # only such slots are gathered
     dim, count = slot.attribute.dim, len(rows)
     if dim == 0:

@@ -1,4 +1,4 @@
-"""A large graph as a flat dataset of one, whose arrays stay where they are; and which nodes or edges are its seeds."""
+"""A large graph as a flat dataset of one graph, without copies; and the seeds of its loaders."""
 
 import copy
 import warnings
@@ -22,16 +22,17 @@ from popgeo.sampling.compressed_graph import check_range
 def open_graph(
     data: Any, exclude_keys: Sequence[str] | None, levels: Levels | None = None, whole: Collection[str | None] = ()
 ) -> FlatStore:
-    """A large graph as a flat dataset of one; nothing is copied, and numpy arrays (memory maps) are taken as they are.
+    """Open a large graph as a flat dataset of one graph, without copies. Its arrays may be memory maps of numpy.
 
     Args:
-        data: The graph, or the pair of stores that it lives in.
+        data: The graph, or PyG's pair of stores.
         exclude_keys: Attributes to leave out.
-        levels: What an attribute's rows belong to, where names and sizes do not tell.
-        whole: Attributes to read as a whole, where the graph lives in stores.
+        levels: Level of an attribute (node, edge or graph), if names and sizes do not decide it.
+        whole: Attributes of a pair of stores to read as a whole.
 
     Raises:
-        ValueError: no single graph, no edges, an index outside, or an attribute that cannot be taken apart.
+        ValueError: the data is not one graph, has no edges or an index out of range, or an attribute cannot be taken
+            apart.
 
     Example:
         >>> data = Data(x=np.ones((3, 2), np.float16), edge_index=torch.tensor([[0, 1], [1, 2]]))
@@ -65,26 +66,26 @@ def open_graph(
 
 
 def edge_indices(store: FlatStore) -> dict[StoreKey, Tensor]:
-    """The `edge_index` of each edge type. [2, num_edges]"""
+    """Return the `edge_index` of each edge type, [2, num_edges]."""
     return {a.store: a.tensor for a in store.attributes if a.name == "edge_index"}
 
 
 def num_rows(store: FlatStore, axis: Axis) -> int:
-    """How many nodes or edges of a type the graph has."""
+    """Return the number of nodes or edges of a type."""
     return int(store.row_pointers[axis][-1])
 
 
 def num_ends(store: FlatStore, edge_type: StoreKey) -> tuple[int, int]:
-    """How many nodes edges of a type can lead from, and to."""
+    """Return the numbers of possible sources and destinations of an edge type."""
     source, destination = ends_of(Axis(Level.EDGE, edge_type))
     return num_rows(store, source), num_rows(store, destination)
 
 
 def seeds_of(store: FlatStore, input_nodes: Any) -> tuple[StoreKey, Tensor]:
-    """The node type of the seeds, and their numbers. int64 [num_seeds]
+    """Return the node type of the seeds, and their numbers, int64 [num_seeds].
 
     Raises:
-        ValueError: there is no such type, or a number lies outside.
+        ValueError: the type does not exist, or a number is out of range.
     """
     is_pair = isinstance(input_nodes, tuple)
     node_type, input_nodes = _typed(store, "input_nodes", input_nodes, is_pair, store.node_types)
@@ -103,10 +104,10 @@ def seeds_of(store: FlatStore, input_nodes: Any) -> tuple[StoreKey, Tensor]:
 
 
 def links_of(store: FlatStore, edge_label_index: Any) -> tuple[StoreKey, Tensor]:
-    """The type of the edges that are seeds, and their ends. int64 [2, num_links]
+    """Return the type of the seed edges, and their ends, int64 [2, num_links].
 
     Raises:
-        ValueError: there is no such type, or an end lies outside.
+        ValueError: the type does not exist, or an end is out of range.
     """
     is_pair = isinstance(edge_label_index, tuple) and not isinstance(edge_label_index[0], str)
     edge_type, edge_label_index = _typed(store, "edge_label_index", edge_label_index, is_pair, store.edge_types)
@@ -119,7 +120,7 @@ def links_of(store: FlatStore, edge_label_index: Any) -> tuple[StoreKey, Tensor]
 
 
 def _typed(store: FlatStore, name: str, given: Any, is_pair: bool, types: Sequence[StoreKey]) -> tuple[StoreKey, Any]:
-    """The type that an argument names, of a graph that has types, and the numbers that it gives."""
+    """Return the type that an argument names, None for a graph without types, and the numbers in the argument."""
     if not store.is_hetero:
         return None, given
     key, numbers = given if is_pair else (given, None)
@@ -129,7 +130,7 @@ def _typed(store: FlatStore, name: str, given: Any, is_pair: bool, types: Sequen
 
 
 def _with_tensors(data: Data | HeteroData) -> Data | HeteroData:
-    """The same graph with numpy arrays as tensors of the same memory."""
+    """Return a copy of the graph with numpy arrays as tensors of the same memory."""
     data = copy.copy(data)
     for store in data.stores:
         for name, value in list(store.items()):

@@ -27,7 +27,7 @@ def loader_of(data=DATA, **kwargs) -> FixedSizeClusterLoader:
 
 
 def induced(nodes: torch.Tensor, data: Data = DATA) -> list[int]:
-    """The numbers of all edges whose ends are both among some nodes, by the plain definition."""
+    """Return the numbers of all edges with both ends among some nodes, by the plain definition."""
     inside = set(nodes.tolist())
     return [i for i, (a, b) in enumerate(data.edge_index.T.tolist()) if a in inside and b in inside]
 
@@ -145,7 +145,7 @@ def test_resuming_and_shards():
         ({"parts": torch.zeros(90)}, "pass 90 numbers of 0 or more"),
         ({"parts": torch.full((90,), -1)}, "pass 90 numbers of 0 or more"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"data": library()}, "for HeteroData use"),
+        ({"data": library()}, "For HeteroData use FixedSizeNeighborLoader"),
     ],
 )
 def test_wrong_arguments_are_refused(choices, message):

@@ -1,4 +1,4 @@
-"""Features on disk: the rows of the file, in the order asked, in any format, and in less memory than they take."""
+"""Features on disk: rows in the requested order, from any format, in less memory than the file takes."""
 
 import pickle
 import subprocess
@@ -19,7 +19,7 @@ INDEX = torch.tensor([59, 0, 7, 7, 31])
 
 
 def tables(folder):
-    """The same features in every format that this Python can write."""
+    """Return the same features in every format that this Python can write."""
     np.save(folder / "x.npy", X)
     np.save(folder / "y.npy", Y)
     made = {"npy": {"x": folder / "x.npy", "y": folder / "y.npy"}, "arrays": {"x": torch.from_numpy(X), "y": Y}}

@@ -1,4 +1,4 @@
-"""A graph in stores gives the batches that it gives from memory, and asks for no more than their rows."""
+"""A graph in stores gives the same batches as in memory, and requests only their rows."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ LIBRARY["author", "writes", "paper"].edge_attr = torch.arange(80.0)[:, None]
 
 
 def check_equal(loader, other) -> list:
-    """Both loaders give the same batches."""
+    """Check that both loaders give the same batches."""
     batches = list(loader)
     for batch, again in zip(batches, other, strict=True):
         for store, same in zip(batch.stores, again.stores, strict=True):
@@ -142,8 +142,8 @@ def test_times_are_read_as_a_whole():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: rows.flip(0) if rows.numel() else rows, "in that order"),
-        (lambda rows: rows[1:], "rows, and was asked for"),
+        (lambda rows: rows.flip(0) if rows.numel() else rows, "in the order of the request"),
+        (lambda rows: rows[1:], "rows to a request for"),
         (lambda rows: None, "with NoneType; rows are a tensor"),
         (lambda rows: rows.tolist(), "with list; rows are a tensor"),
     ],
@@ -160,7 +160,7 @@ def test_a_store_that_answers_something_else_is_refused(change, message):
     [
         (lambda rows: rows.double(), r"float64, not \[3\] torch.float32"),
         (lambda rows: rows[:, :2], r"with \[2\] torch.float32"),
-        (lambda rows: rows[:-1], "rows, and was asked for"),
+        (lambda rows: rows[:-1], "rows to a request for"),
     ],
 )
 def test_a_store_that_changes_its_answers_is_told(change, message):
@@ -178,12 +178,12 @@ def test_a_store_that_answers_only_large_requests_out_of_order_is_refused():
     _, features, graph = in_stores(DATA)
     get = features._get_tensor
     features._get_tensor = lambda attr: get(attr).flip(0) if len(attr.index) > 40 else get(attr)
-    with pytest.raises(ValueError, match="in that order"):
+    with pytest.raises(ValueError, match="in the order of the request"):
         FixedSizeNeighborLoader((features, graph), [3, 2], **SEVEN)
 
 
 class GoneError(Exception):
-    """What the client of a database raises: it inherits from nothing that Python knows."""
+    """An error of a database's client, without a base class of Python's own errors."""
 
 
 def test_a_graph_store_is_asked_again_and_then_named(monkeypatch):
@@ -206,7 +206,7 @@ def test_a_graph_store_is_asked_again_and_then_named(monkeypatch):
 def test_edges_that_lead_to_nobody_or_to_half_a_node_are_refused():
     _, features, graph = in_stores(DATA, knows_sizes=False)
     graph.edges[0][1][0][3] = 10_000
-    with pytest.raises(ValueError, match="edges that lead to rows that it has not"):
+    with pytest.raises(ValueError, match="edges that lead to missing rows"):
         FixedSizeNeighborLoader((features, graph), [3, 2], **SEVEN)
     _, features, graph = in_stores(DATA)
     attr, (row, col) = graph.edges[0]
@@ -224,7 +224,7 @@ def test_a_store_that_lacks_an_attribute_is_named():
     _, features, graph = in_stores(DATA)
     loader = FixedSizeNeighborLoader((features, graph), [3, 2], **SEVEN)
     features.tensors.pop((None, "y"))
-    with pytest.raises(ValueError, match=r"lists .*'y' of None, but has not all of it.*exclude_keys"):
+    with pytest.raises(ValueError, match=r"lists .*'y' of None, but lacks a part of it.*exclude_keys"):
         next(iter(loader))
     with pytest.raises(ValueError, match="No attribute 'when'"):
         FixedSizeNeighborLoader((features, graph), [3, 2], **SEVEN, time_attr="when")

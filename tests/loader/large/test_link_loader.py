@@ -1,4 +1,4 @@
-"""Edges as seeds: their ends come first, negatives are no edges, and every batch has as many labels."""
+"""Seed edges: their ends come first, negatives are no edges, and all batches have equally many labels."""
 
 import pytest
 import torch

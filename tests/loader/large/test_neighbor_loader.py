@@ -1,4 +1,4 @@
-"""Seeds with sampled neighbors: one shape, seeds first and never lost, and what the whole graph would have given."""
+"""Seeds with sampled neighbors: one shape, seeds first and never lost, and the results of the whole graph."""
 
 from itertools import islice
 
