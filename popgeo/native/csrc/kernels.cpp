@@ -101,17 +101,21 @@ inline bool wins(V value, V best, bool is_first) {
   return is_better | (is_first & (value == value));
 }
 
-
 constexpr int64_t WIDTH = 32;  // channels that stay in registers
 
 // Finds the extremes of `width` channels of a row and their edges; 0 and num_edges for a row without numbers.
 template <bool LARGEST, class T, class V>
 inline void extremum_of_row(const Plan& plan, int64_t row, const T* src, V* best, int32_t* from, int64_t width, int64_t channels) {
   const int32_t none = int32_t(plan.num_edges);
+  const int64_t ahead = plan.perm ? edges_ahead(channels) : 0, last_edge = plan.num_edges - 1;
   for (int64_t c = 0; c < width; ++c) best[c] = 0, from[c] = none;
   for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p) {
     const int32_t edge = plan.perm ? plan.perm[p] : int32_t(p);
     const T* values = src + int64_t(edge) * channels;
+    if (ahead) {
+      const T* later = src + int64_t(plan.perm[p + ahead < last_edge ? p + ahead : last_edge]) * channels;
+      for (int64_t c = 0; c < width; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(later + c);
+    }
     for (int64_t c = 0; c < width; ++c) {
       const auto value = widen(values[c]);
       const bool better = wins<LARGEST>(value, best[c], from[c] == none);
@@ -141,13 +145,17 @@ void extremum(const Plan& plan, const T* src, T* out, int64_t* arg, int64_t chan
 // `from` is memory for num_rows * channels numbers.
 template <bool LARGEST, class T>
 void extremum_by_edge(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src, T* out, int32_t* from,
-                       int64_t channels) {
+                      int64_t channels) {
   const int32_t none = int32_t(num_edges);
+  const int64_t ahead = edges_ahead(channels);
   for (int64_t i = 0; i < num_rows * channels; ++i) out[i] = 0, from[i] = none;
   for (int64_t e = 0; e < num_edges; ++e) {
     const T* __restrict__ values = src + e * channels;
     T* __restrict__ best = out + index[e] * channels;
     int32_t* __restrict__ edge = from + index[e] * channels;
+    const int64_t next = index[e + ahead < num_edges ? e + ahead : e] * channels;
+    for (int64_t c = 0; c < channels; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(out + next + c, 1, 3);
+    for (int64_t c = 0; c < channels; c += 64 / int64_t(sizeof(int32_t))) __builtin_prefetch(from + next + c, 1, 3);
     for (int64_t c = 0; c < channels; ++c) {
       const bool better = wins<LARGEST>(values[c], best[c], edge[c] == none);
       best[c] = better ? values[c] : best[c];
@@ -155,7 +163,6 @@ void extremum_by_edge(const int64_t* index, int64_t num_edges, int64_t num_rows,
     }
   }
 }
-
 
 // Element types -----------------------------------------------------------------------------------------------------
 
