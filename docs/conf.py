@@ -1,4 +1,4 @@
-"""How sphinx builds the site: pages in Markdown, the reference from docstrings, the notebooks as they are committed."""
+"""Settings of sphinx for the site: Markdown pages, a reference from docstrings, and the committed notebooks."""
 
 import json
 import re
@@ -34,24 +34,24 @@ html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
 
-# A name in backticks links to its place in the reference where it has one, and is plain code where it has none.
+# A name in backticks links to its place in the reference. A name without a place is plain code.
 default_role = "py:obj"
 add_module_names = False
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-# What users call is shown where they look for it, also if a class of ours has it from another; what torch gives is not.
+# Pages show the methods that a class inherits from popgeo's classes, but not the methods that it inherits from torch's.
 OF_OTHERS = "DataLoader,Dataset,Module,Sampler,FeatureStore,Enum,int,Exception,str,dict,list,tuple,object"
 autodoc_default_options = {
     "members": True,
     "imported-members": True,
     "inherited-members": OF_OTHERS,
 }
-# The page of popgeo.lightning is made without Lightning, too.
+# The page of popgeo.lightning is also made if Lightning is not installed.
 autodoc_mock_imports = [] if find_spec("lightning") else ["lightning"]
 autosummary_generate = False
-# A sentence of a table does not end at these.
+# These abbreviations do not end a sentence.
 autosummary.WELL_KNOWN_ABBREVIATIONS += ("eq.", "sec.", ", .")
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -61,16 +61,16 @@ nb_execution_mode = "off"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
-# Sphinx reads only what lies below this folder, so the notebooks are copied to where their page is.
+# Sphinx reads only files below this folder, so the notebooks are copied into the folder of their page.
 COMMITTED = HERE.parent / "notebooks"
 SECTIONS = {
-    "": "As they were last run; the tests run them from top to bottom.",
-    "compat": "By the names of PopTorch and PopTorch Geometric, unchanged from how they ran on an IPU:",
+    "": "The outputs are from the last run; the tests run the notebooks from top to bottom.",
+    "compat": "These notebooks use the names of PopTorch and PopTorch Geometric, as on an IPU:",
 }
 
 
 def in_words(section: str, source: str) -> str:
-    """What the picture of a cell shows, for who cannot see it: its section, what was drawn, its titles and axes."""
+    """Describe the picture of a cell for blind readers: its section, the drawing function, its titles and axes."""
     drawn = (
         getattr(popgeo.plots, name)
         for name in re.findall(r"\bplots\.(\w+)\(", source)
@@ -78,7 +78,7 @@ def in_words(section: str, source: str) -> str:
     )
     drawn = (*drawn, *([popgeo.ipu.Pipeline.plot] if ".plot()" in source else []))
     sentences = [
-        one.__doc__.partition("\n")[0].removeprefix("Draws ") for one in drawn
+        re.sub("^Draws? ", "", one.__doc__.partition("\n")[0]) for one in drawn
     ]
     written = re.findall(
         r'(?:\b(?:title|xlabel|ylabel|label)=|set_\w*(?:title|label)\()"([^"]+)"',
@@ -91,7 +91,7 @@ def in_words(section: str, source: str) -> str:
 
 
 def with_pictures_in_words(notebook: Path) -> str:
-    """The notebook, each of its pictures with an alternative text; otherwise that would be the picture's file."""
+    """Return the notebook with an alternative text for each picture, which would else be the name of its file."""
     content, section = json.loads(notebook.read_text()), ""
     for cell in content["cells"]:
         source = "".join(cell["source"])
@@ -123,7 +123,7 @@ for folder, words in SECTIONS.items():
     page += ["", words, "", "```{toctree}", ":maxdepth: 1", "", *entries, "```"]
 (HERE / "notebooks" / "index.md").write_text("\n".join([*page, ""]))
 
-# Large classes have a page each, below the page of their part, whose table leads there. All models are such.
+# Large classes, including all models, have separate pages. The table on the page of their module links to these.
 OWN_PAGES = {
     "data": ("FixedSizeOptions", "FixedSizeCollater", "FlatStore"),
     "loader": (
@@ -155,23 +155,23 @@ OWN_PAGES = {
     "engine": ("popgeo.StepOptions", "loss_scaling.LossScale"),
     "deploy": ("popgeo.Predictor", "Calculator", "ForceField"),
 }
-# The class that most programs begin with stands below the table of its part, before smaller ones.
+# These classes, which most programs use first, are directly below the table of their module.
 MAIN = {
     "popgeo.data": "FixedSizeOptions",
     "popgeo.loader": "FixedSizeDataLoader",
     "popgeo.ipu": "Options",
 }
-# What a class of ours has from torch is not listed; that it is there is said.
+# A class's page does not list the methods of these base classes, but names the base class.
 ALSO = {
     torch.nn.Module: "It is a `torch.nn.Module`: `parameters()`, `state_dict()`, `load_state_dict()`, `to()`, `train()`, "
-    "`eval()` and `apply()` are as torch has them.",
-    torch.utils.data.DataLoader: "It is a `torch.utils.data.DataLoader`: trainers that look for one take it as it is.",
+    "`eval()` and `apply()` are torch's.",
+    torch.utils.data.DataLoader: "It is a `torch.utils.data.DataLoader`, so trainers that require one accept it.",
     torch.utils.data.Sampler: "It is a `torch.utils.data.Sampler`.",
 }
 
 
 def page_of_class(path: str) -> str:
-    """A page for one class: its methods in a table, then each of them, those that it has from others of ours included."""
+    """Return a page for one class: a table of its methods, then each method, including methods of base classes."""
     module, _, short = path.rpartition(".")
     held = getattr(import_module(module), short)
     ours = [base for base in held.__mro__ if base.__module__.startswith("popgeo")]
@@ -187,7 +187,7 @@ def page_of_class(path: str) -> str:
     ]
     in_order = sorted(
         documented, key=lambda name: isinstance(getattr(held, name), property)
-    )  # what is called comes first
+    )  # public calls come first
     table = [
         ".. autosummary::",
         "   :nosignatures:",
@@ -236,7 +236,7 @@ def shorten(
     signature: str | None,
     returns: str | None,
 ) -> Any:
-    """Types by their own names, and `...` for a default that is made anew each time, which sphinx cannot read."""
+    """Show types by their names, and `...` for a default that is a new object in each call."""
     if signature is None or "<factory>" not in signature:
         return None
     return re.sub(r"~?\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", signature).replace(
@@ -255,7 +255,7 @@ def open_with_a_table(
         for one in OWN_PAGES.get(name.rpartition(".")[2], ())
         if "." not in one and hasattr(obj, one)
     ]
-    # A package that imports its names when they are used lists them in __all__; others hold them.
+    # A package that imports its names lazily lists them in __all__; other packages have them as attributes.
     own = [
         one
         for one in getattr(obj, "__all__", vars(obj))
@@ -279,7 +279,7 @@ def open_with_a_table(
 def leave_to_its_own_page(
     app: Any, what: str, name: str, obj: Any, skip: bool, options: Any
 ) -> bool | None:
-    """A part's page does not repeat the classes that have a page of their own."""
+    """Skip, on the page of a module, the classes that have a separate page."""
     return (
         True
         if what == "module" and isinstance(obj, type) and name in LARGE
@@ -288,7 +288,7 @@ def leave_to_its_own_page(
 
 
 def setup(app: Any) -> None:
-    """Called by sphinx."""
+    """Connect the functions of this file to sphinx."""
     app.connect("autodoc-skip-member", leave_to_its_own_page)
     app.connect("autodoc-process-signature", shorten)
     app.connect("autodoc-process-docstring", open_with_a_table)

@@ -1,12 +1,13 @@
-"""Tries every claim of `popgeo.testing` on PyG's layers, popgeo's own and three frameworks: the table of the site.
+"""Try every claim of `popgeo.testing` on the layers of PyG, popgeo and three frameworks, and write a page of the site.
 
     python scripts/conformance_table.py --group popgeo pyg --json found.json    # ten minutes
     python scripts/conformance_table.py --group potentials --json mace.json     # where MACE is installed, and so on
     python scripts/conformance_table.py --page found.json mace.json             # writes docs/conformance_table.md
 
-Each is called as its users call it, on graphs in batches of fixed shape; a row is a class or function, of
-`scripts/pyg_lines.txt` the line that can be tried and says most of sizes. What works on dense tensors, sampled walks or
-a fixed set of entities has no batches of graphs and is left out. A claim that fails is told with what was found.
+Each is called as its users call it, on graphs in batches of fixed shape. A row of the table is a class or function. If
+`scripts/pyg_lines.txt` has several lines for it, the script tries the line with most sizes as arguments. It leaves out
+layers without batches of graphs: layers of dense tensors, of sampled walks, and of a fixed set of entities. Below the
+table, the page has the messages of failed claims.
 """
 
 import argparse
@@ -49,7 +50,7 @@ AttentionalAggregation(nn.Linear(8, 1)) | x, b, G
 
 
 def graphs() -> list[Data]:
-    """Four small graphs with loops and edges given twice, with whatever the lines of the table ask for."""
+    """Return four small graphs with self-loops, duplicate edges and all attributes that lines of the table use."""
     draw = torch.Generator().manual_seed(0)
     made = []
     for nodes in (4, 5, 3, 4):
@@ -76,7 +77,7 @@ def graphs() -> list[Data]:
 
 
 def letters(batch: Batch) -> dict[str, Any]:
-    """What the letters of a line represent."""
+    """Return the tensors that the letters of a line represent."""
     masks = {"nm": batch.get("nodes_mask"), "em": batch.get("edges_mask"), "M": 64, "N": batch.num_nodes}
     return masks | {
         "x": batch.x, "ei": batch.edge_index, "ew": batch.edge_weight, "ea": batch.edge_attr, "et": batch.edge_type,
@@ -86,7 +87,7 @@ def letters(batch: Batch) -> dict[str, Any]:
 
 
 class Called(nn.Module):
-    """A layer behind a linear one, so that gradients have to come through it, called as a line says."""
+    """A module that runs the call of one line after a linear layer, so that gradients pass through the call."""
 
     def __init__(self, made: str, called: str, group: str) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ NAMES_OF = {
 
 
 def lines(texts: list[str], names: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Of each class and function the line with most said of sizes, if letters of graphs are all that it asks for."""
+    """Yield one line per class and function: the line with most sizes, of those whose letters are all known."""
     section, best = "# convolutions", dict[str, tuple[int, str, str]]()
     for text in texts:
         if text.startswith("#"):
@@ -132,7 +133,7 @@ def lines(texts: list[str], names: dict[str, Any]) -> Iterator[tuple[str, str, s
 
 
 def subjects(group: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What to try of a group: a name, and what makes it."""
+    """Yield the name and the factory of each subject of a group."""
     if group == "potentials":
         yield from potential_subjects.subjects()
         return
@@ -141,50 +142,50 @@ def subjects(group: str) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def subject(made: str, called: str, group: str) -> ModelSubject:
-    """A line of a table as something to try."""
+    """Return the subject for one line of the table."""
     return ModelSubject(
         what=Called(made, called, group), graphs=tuple(graphs()), call=lambda model, batch: model(batch)
     )
 
 
 def tried(make: Callable[[], Any], slow: bool, also: Sequence[str] = ()) -> dict[str, list[str]]:
-    """For each claim what came of it, and what was found; one entry, `runs`, if it cannot be used at all."""
+    """Return status and message of each claim; a single entry, `runs`, if the subject cannot be used."""
     torch.manual_seed(0)
     try:
-        report = conformance.check_conformance(
-            make(), slow=slow, also=also, shrink_seconds=0.0
-        )  # tells no smallest case
+        # The page has no smallest cases, so none are searched.
+        report = conformance.check_conformance(make(), slow=slow, also=also, shrink_seconds=0.0)
     except Exception as error:
         return {"runs": ["cannot", f"{type(error).__name__}: {str(error).splitlines()[0]}"]}
     return {finding.claim.name: [finding.status.value, finding.words.partition("\n")[0]] for finding in report.findings}
 
 
 def verdict(found: dict[str, list[str]]) -> str:
-    """What one would say of a row in a few words."""
+    """Return the value of the column "at fixed shape"."""
     failed = {claim for claim, (status, _) in found.items() if status == Status.FAILED.value}
     if any("ImportError" in words or "'pyg' object" in words for _, words in found.values()):
-        return "without its library"
+        return "library missing"
     if "runs" in found or any("no row for each graph" in words for _, words in found.values()):
-        return "not at fixed shape"
+        return "cannot be used"
     if "padding" in failed:
         return "needs masks"
     if failed & {"poisoned padding"}:
-        return "with finite padding"
-    return "as it is"
+        return "needs finite padding"
+    return "correct"
 
 
 def as_page(rows: dict[str, dict[str, list[str]]]) -> str:
-    """The table as Markdown, and below it what was found if something does not hold."""
+    """Return the table as Markdown, followed by the messages of failed claims."""
     claims = list(dict.fromkeys(claim for found in rows.values() for claim in found if claim != "runs"))
     claims = [
         claim for claim in claims if any(found.get(claim, [""])[0] in ("held", "failed") for found in rows.values())
     ]
     marks = {"held": "yes", "failed": "**no**", "not tried": ""}
-    text = HEAD + "| | at fixed shape | " + " | ".join(claims) + " |\n" + "|---" * (len(claims) + 2) + "|\n"
+    headings = ["layer or model", "at fixed shape", *claims]
+    text = HEAD + "| " + " | ".join(headings) + " |\n" + "|---" * len(headings) + "|\n"
     for name, found in rows.items():
         cells = [marks.get(found.get(claim, [""])[0], "") for claim in claims]
         text += f"| `{name}` | {verdict(found)} | " + " | ".join(cells) + " |\n"
-    text += "\n## What was found\n\n"
+    text += "\n## Messages of failed claims\n\n"
     for name, found in rows.items():
         wrong = [
             f"{claim}: {words[:300]}" for claim, (status, words) in found.items() if status in ("failed", "cannot")
@@ -194,24 +195,32 @@ def as_page(rows: dict[str, dict[str, list[str]]]) -> str:
     return text
 
 
-HEAD = """# What holds at fixed shape
+HEAD = """# Conformance of layers and models
 
-What `popgeo.testing` finds of each layer, pooling and model, called as its users call it on four small graphs, in
-batches with more and less padding. `python scripts/conformance_table.py` makes this page. "As it is" means that results
-of real rows depend on no padding; "needs masks" that they do, so popgeo's layer of that name, or one with masks, is to
-be taken; "with finite padding" that only NaN in padding reaches them; "not at fixed shape" that it cannot be called so,
-or that the number of its rows depends on data. An empty cell says that the claim was not tried there, as that of a
-smooth cutoff without positions. What a claim means is in [the guide](guides/conformance.md).
+This table shows which claims of `popgeo.testing` hold for each layer, pooling and model. Each is called as its
+users call it, on four small graphs, in batches with more and less padding. [The guide](guides/conformance.md)
+explains the claims. `python scripts/conformance_table.py` makes this page.
 
-Models of MACE, NequIP and SchNetPack, small and with random weights, have two rows each. In the first padding edges are
-loops of length 0: MACE and NequIP then train on NaN, since a length of 0 has no second derivative, and
-SchNetPack counts its structures by the last atom. In the second, "padded for it", the padding is that of the loaders of
-[`popgeo.potentials`](guides/potentials.md), and every claim holds.
+The column "at fixed shape" has one of these values:
 
-A "no" is not a fault of a library that never promised fixed shapes: a norm over all rows is right in a batch of real
-rows.
-Two are of another kind. `APPNP` and `SGConv`, like all that call `gcn_norm` with weights, keep one loop of a node that
-has several, the last: the others are gone silently, and the result depends on the order of the edges.
+- "correct": results of real rows do not depend on padding.
+- "needs masks": results of real rows depend on padding. Use popgeo's layer of the same name, or a layer with masks.
+- "needs finite padding": results of real rows depend on padding only if the padding is NaN.
+- "cannot be used": the call fails at fixed shape, or the number of rows depends on data.
+- "library missing": a library was not installed.
+
+An empty cell means that the claim was not tried, such as the claim of a smooth cutoff for a layer without
+positions.
+
+The models of MACE, NequIP and SchNetPack are small and have random weights. Each has two rows. In the first
+row, padding edges are loops of length 0. There, MACE and NequIP train on NaN, because a length of 0 has no
+second derivative, and SchNetPack computes the number of structures from the last atom. In the second row, the
+loaders of [`popgeo.potentials`](guides/potentials.md) make the padding, and every claim holds.
+
+A "no" is not an error of a library that does not promise fixed shapes: a norm over all rows is right in a batch
+of real rows. Two entries are errors of PyG. `APPNP` and `SGConv`, like all layers that call `gcn_norm` with
+weights, keep only the last self-loop of a node that has several. The other self-loops are lost without a
+warning, and the result depends on the order of the edges.
 
 ```python
 import torch
@@ -229,10 +238,10 @@ print(gcn_norm(edge_index, torch.tensor([3.0, 1.0, 1.0]), 2))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--group", nargs="+", default=[], choices=("popgeo", "pyg", "potentials"))
-    parser.add_argument("--only", nargs="+", help="these names alone")
-    parser.add_argument("--slow", action="store_true", help="the claims of compilers, too")
-    parser.add_argument("--json", type=Path, help="write what was found")
-    parser.add_argument("--page", nargs="+", type=Path, help="make the page of these files")
+    parser.add_argument("--only", nargs="+", help="names to try; default: all")
+    parser.add_argument("--slow", action="store_true", help="also try the claims of compilers")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--page", nargs="+", type=Path, help="files of results from which the page is made")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = {}

@@ -1,11 +1,11 @@
-"""Exports popgeo's models and PyG's in each format, and compares what the files compute with the models: a table.
+"""Export models of popgeo and PyG in each format, compare the results of the files with the models, and write a page.
 
     python scripts/export_table.py --page                          # torch and ONNX, minutes
     python scripts/export_table.py --formats aotinductor --only GIN SchNet   # a minute each
 
-A row is a model as a user calls it, on twelve small graphs in batches of one shape; with `forces` the negative gradient
-by the positions is part of the file. "yes" says that the file's results for all graphs, padding of several sizes about
-them, are those of eager PyTorch within 1e-5 of the largest; anything else is what stops it.
+A row is a model as a user calls it, on twelve small graphs in batches of one shape. With `forces`, the file also
+computes the negative gradient by the positions. "yes" means that the file's results for all graphs, with padding of
+several sizes, equal the results of eager PyTorch within 1e-5 of the largest. Any other text is the error.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from popgeo.data import FixedSizeOptions
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "export_table.md"
 FORMATS = ("torch", "onnx", "aotinductor")
 SIZES = FixedSizeOptions(num_nodes=16, num_edges=44, num_graphs=4)
-FORCES = "forces: "
+FORCES, OWN_PREFIX = "forces: ", "popgeo.nn: "
 MODELS = """
 GCN(8, 8, 2, 4) | x, ei
 GraphSAGE(8, 8, 2, 4) | x, ei
@@ -67,7 +67,7 @@ forces: PaiNN(8, 2, 6, 4.0) | z, pos, b, num_graphs=G, nodes_mask=nm
 
 
 class Called(nn.Module):
-    """A model called as a line says, on a whole batch; the tensors that it returns, and forces if they are asked."""
+    """A module that runs the call of one line on a batch, and returns its tensors and, if requested, forces."""
 
     def __init__(self, made: str, called: str, group: str) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Called(nn.Module):
 
 
 def many_graphs() -> list[Data]:
-    """The four graphs of the table of claims, and eight with other numbers and edges in them."""
+    """Return the four graphs of the table of claims, and eight graphs with other numbers and edges."""
     made, draw = graphs(), torch.Generator().manual_seed(1)
     for graph in [graph.clone() for graph in made * 2]:
         graph.x, graph.pos = (torch.randn(one.shape, generator=draw) for one in (graph.x, graph.pos))
@@ -97,7 +97,7 @@ def many_graphs() -> list[Data]:
 
 
 def tried(line: str, group: str, format: str) -> str:
-    """`yes`, or what stops a line."""
+    """Return `yes`, or the error of a line."""
     made, _, called = (part.strip() for part in line.partition("|"))
     some = many_graphs()
     for graph in some if made.startswith(FORCES) else ():  # atoms have no edges to themselves
@@ -124,33 +124,42 @@ def tried(line: str, group: str, format: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, without the place in this file."""
+    """Return the first line of an error, without the location in this file."""
     text = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {text.partition('): ')[2] or text}"[:240]
 
 
 def as_page(rows: dict[str, dict[str, str]]) -> str:
-    """The table as Markdown, and below it what stops a model."""
+    """Return the table as Markdown, followed by the errors."""
     formats = [one for one in FORMATS if any(one in found for found in rows.values())]
     text = f"{HEAD}| model | {' | '.join(formats)} |\n" + "|---" * (len(formats) + 1) + "|\n"
     for line, found in rows.items():
         cells = ["yes" if found.get(one) == "yes" else "no" if one in found else "" for one in formats]
-        text += f"| `{line.replace('|', '→')}` | {' | '.join(cells)} |\n"
-    text += "\n## What stops the others\n\n"
+        text += f"| {call_of(line)} | {' | '.join(cells)} |\n"
+    text += "\n## Errors of the other models\n\n"
     for line, found in rows.items():
         why = dict.fromkeys(words for words in found.values() if words != "yes")
         if why:
-            text += f"- `{line.replace('|', '→')}`: {'; '.join(why).replace('<', '&lt;')}\n"
+            text += f"- {call_of(line)}: {'; '.join(why).replace('<', '&lt;')}\n"
     return text
 
 
-HEAD = """# Which models are written in which format
+def call_of(line: str) -> str:
+    """Return a row's name, such as `popgeo.nn: forces: PaiNN(8) | z`, as a call in Markdown."""
+    is_own, with_forces = line.startswith(OWN_PREFIX), FORCES in line
+    made, _, called = (part.strip() for part in line.removeprefix(OWN_PREFIX).removeprefix(FORCES).partition("|"))
+    return "forces of " * with_forces + f"`{'popgeo.nn.' * is_own}{made}({called})`"
 
-`popgeo.export` of each model, called as its users call it, and `popgeo.load` of the file, on twelve small graphs that
-are packed and padded: "yes" says that all results agree with eager PyTorch within 1e-5. An empty cell was not tried.
-A name is one of `popgeo.nn` if it begins so, and else one of `torch_geometric.nn`; letters represent the tensors of a
-batch, as `ei` for `edge_index`, `b` for `batch`, `G` for the number of graphs. `python scripts/export_table.py --page`
-makes this page.
+
+HEAD = """# Export formats of models
+
+`popgeo.export` writes each model to a file, and `popgeo.load` reads it. The input is twelve small graphs, packed and
+padded. "yes" means that all results of the file agree with eager PyTorch within 1e-5. An empty cell was not tried.
+Names with the prefix `popgeo.nn` are popgeo's, the others are from `torch_geometric.nn`. In the calls, letters
+represent the tensors of a batch: `x`, `z` and `pos` are node features, atomic numbers and positions; `ei`, `ea` and
+`et` are `edge_index`, `edge_attr` and the type of each edge; `b` is `batch`, `nm` and `em` are the masks of nodes and
+edges, and `G` is the number of graphs. A file of a row with "forces of" also computes forces.
+`python scripts/export_table.py --page` makes this page.
 
 """
 
@@ -158,8 +167,8 @@ makes this page.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", nargs="+", default=["torch", "onnx"], choices=FORMATS)
-    parser.add_argument("--only", nargs="+", default=[""], help="lines that begin so")
-    parser.add_argument("--json", type=Path, help="keep what was found here, and continue from it")
+    parser.add_argument("--only", nargs="+", default=[""], help="beginnings of the lines to try; default: all")
+    parser.add_argument("--json", type=Path, help="file for the results; a later run continues from it")
     parser.add_argument("--page", action="store_true", help="write the page")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -171,7 +180,7 @@ def main() -> None:
     for group, line in lines:
         if not line or not line.removeprefix(FORCES).startswith(tuple(given.only)):
             continue
-        name = f"popgeo.nn: {line}" if group == "popgeo" else line
+        name = OWN_PREFIX + line if group == "popgeo" else line
         for format in given.formats:
             if format not in rows.get(name, {}):
                 with search_in_python():

@@ -1,9 +1,9 @@
-"""Compiles what `torch_geometric.nn` has, as its users write it, and compares each with eager PyTorch.
+"""Compile the layers, functions and models of `torch_geometric.nn`, and compare each with eager PyTorch.
 
-Each line of `LINES` is a module, or a function, and what it is called with; letters represent the tensors of a small
-batch with loops, edges given twice and padding (`batch_of`). A line passes where three steps of Adam, on two batches in
-turn, have eager's losses and end with eager's weights, and where two calls in evaluation mode have eager's results, in
-float64. `--write` puts the table into the guide of models.
+Each line of `LINES` has a module or a function, and its arguments. Letters represent the tensors of a small batch
+with self-loops, duplicate edges and padding (`batch_of`). A line passes if three steps of Adam on two batches in turn
+have the losses and the final weights of eager PyTorch, and two calls in evaluation mode have its results, in float64.
+`--write` puts the table into the guide "Models".
 
     python scripts/pyg_table.py [--only NAME ...] [--write]
 """
@@ -35,10 +35,14 @@ GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "models.md"
 BEGIN, END = "<!-- made by scripts/pyg_table.py -->", "<!-- until here -->"
 LINES = (Path(__file__).parent / "pyg_lines.txt").read_text().splitlines()
 NODES, EDGES, GRAPHS = 10, 18, 3
+LETTERS_OF_A_CALL = """
+Two tables list the other names, with the calls that raise an error. In these calls `x` represents the node features,
+`ei` represents `edge_index`, `ea` `edge_attr`, `b` `batch`, and `G` the number of graphs.
+"""
 
 
 def batch_of(seed: int) -> SimpleNamespace:
-    """Two graphs of four nodes and one of padding: edges with loops among them, some twice, the last four padding."""
+    """Return two graphs of four nodes and one of padding, with self-loops, duplicate edges and four padding edges."""
     draw = torch.Generator().manual_seed(seed)
     half = [torch.randint(4 * g, 4 * g + 4, (2, 5), generator=draw) for g in range(2)]
     loops = torch.tensor([[1, 6, 6, 2 + seed], [1, 6, 6, 2 + seed]])
@@ -67,7 +71,7 @@ def batch_of(seed: int) -> SimpleNamespace:
 
 
 class Line(nn.Module):
-    """What a line of the table names, behind a layer, so that gradients have to come through it."""
+    """A module that runs the call of one line after a linear layer, so that gradients pass through the call."""
 
     def __init__(self, made: str, called: str) -> None:
         super().__init__()
@@ -76,27 +80,27 @@ class Line(nn.Module):
         self.layer = layer if isinstance(layer, nn.Module) else None
 
     def forward(self, **batch: Any) -> Any:
-        layer = self.layer or getattr(pyg, self.name)  # what is in while capturing is found by name
+        layer = self.layer or getattr(pyg, self.name)  # by name: popgeo replaces functions of PyG during capture
         return eval(self.called, {**NAMES, **batch, "x": self.lin(batch["x"]), "layer": layer})
 
 
 class Loss(nn.Module):
-    """A loss that treats no element of a result like another."""
+    """A loss in which each element of a result has a different weight; None if no result has a gradient."""
 
     def __init__(self, line: Line) -> None:
         super().__init__()
         self.line = line
 
-    def forward(self, **batch: Any) -> Tensor:
+    def forward(self, **batch: Any) -> Tensor | None:
         made = [part for part in tree_leaves(self.line(**batch)) if isinstance(part, Tensor)]
         parts = [part for part in made if part.is_floating_point() and part.requires_grad]
         uneven = [(p * torch.linspace(-1, 1, p.numel()).view(p.shape)).sum() + p.square().mean() for p in parts]
-        return torch.stack(uneven).sum()
+        return torch.stack(uneven).sum() if uneven else None
 
 
 @contextlib.contextmanager
 def search_in_python() -> Iterator[None]:
-    """Where pyg-lib is missing, PyG searches for neighbors in plain Python, so that eager has a result."""
+    """Let PyG search neighbors in plain Python if pyg-lib is missing, so that eager PyTorch has a result."""
     if torch_geometric.typing.WITH_KNN:
         yield
         return
@@ -123,7 +127,7 @@ NAMES["two"] = lambda x, ei: ({"a": x, "b": x.cos()}, {("a", "to", "b"): ei, ("b
 
 
 def check(made: str, called: str) -> str:
-    """What becomes of a line: `equal`, `refused: ...`, `differs: ...`, or `no reference: ...` where eager fails."""
+    """Return `equal`, `refused: ...`, `differs: ...`, or, if eager PyTorch fails, `no reference: ...`."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     batches = [vars(batch_of(seed)) for seed in (0, 1)]
@@ -146,8 +150,8 @@ def check(made: str, called: str) -> str:
 
 def _train(line: Line, batches: list[dict[str, Any]]) -> str:
     eager, compiled = (Loss(copy.deepcopy(line)) for _ in range(2))
-    if not isinstance(eager(**batches[0]), Tensor):
-        return ""  # nothing in it has a gradient
+    if eager(**batches[0]) is None:
+        return ""  # no result has a gradient
     eager, compiled = (Loss(copy.deepcopy(line)) for _ in range(2))
     steps = [torch.optim.Adam(model.parameters(), lr=0.01) for model in (eager, compiled)]
     step = popgeo.compile_step(compiled, steps[1])
@@ -177,7 +181,7 @@ def _evaluate(line: Line, batches: list[dict[str, Any]]) -> str:
 
 
 def lines(only: list[str] | None = None) -> Iterator[tuple[str, str, str]]:
-    """The lines of the table: name, how it is made, what it is called with."""
+    """Yield each line of the table as a name, an expression that makes the module, and its arguments."""
     for text in LINES:
         if text.strip() and not text.startswith("#"):
             made, _, called = (part.strip() for part in text.partition("|"))
@@ -188,7 +192,7 @@ def lines(only: list[str] | None = None) -> Iterator[tuple[str, str, str]]:
 
 
 def missing() -> set[str]:
-    """The public names of `torch_geometric.nn` that no line has."""
+    """Return the public names of `torch_geometric.nn` that no line tries."""
     from torch_geometric.nn import aggr, attention, conv, dense, encoding, functional, kge, norm, pool, unpool
 
     rooms = (aggr, attention, conv, dense, encoding, functional, kge, norm, pool, unpool, pyg_models)
@@ -198,8 +202,8 @@ def missing() -> set[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", help="these classes and functions alone")
-    parser.add_argument("--write", action="store_true", help="put the table into the guide of models")
+    parser.add_argument("--only", nargs="+", help="names to try; default: all")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/guides/models.md")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     found: dict[str, list[tuple[str, str]]] = {}
@@ -219,24 +223,31 @@ def main() -> None:
 
 
 def as_page(found: dict[str, list[tuple[str, str]]]) -> str:
-    """The table as Markdown: what compiles as it is, what in part, and what does not, with the remedy of each."""
+    """Return the table as Markdown: names that compile, in part or not, with the remedy for each rejected call."""
     kinds: dict[str, list[str]] = {}
     for name, results in found.items():
         kinds.setdefault(kind_of([result for _, result in results]), []).append(name)
     tried = [name for name in found if name not in kinds.get("no reference", [])]
     compiled = len(kinds.get("equal", [])) + len(kinds.get("in part", []))
-    text = f"Of {len(tried)} layers, functions and models {compiled} compile, each equal to eager PyTorch.\n"
-    text += "\nAll that was tried: " + _names(kinds.get("equal", [])) + ".\n"
-    for kind, says in (("in part", "compiles in part"), ("refused", "does not compile")):
-        text += f"\n| {says} | what was refused | what to do |\n|---|---|---|\n"
+    text = f"{compiled} of {len(tried)} layers, functions and models compile, with the results of eager PyTorch.\n"
+    text += "\nEvery call that was tried compiles: " + _names(kinds.get("equal", [])) + ".\n"
+    text += LETTERS_OF_A_CALL
+    for kind, heading in (("in part", "compiles in part"), ("refused", "does not compile")):
+        text += f"\n| {heading} | rejected call | remedy |\n|---|---|---|\n"
         for name in kinds.get(kind, []):
             for line, result in found[name]:
                 if result != "equal":
                     remedy = result.partition("Remedy: ")[2] or re.sub(
                         r"\S*site-packages/", "", result.partition(": ")[2]
                     )
-                    text += f"| `{name}` | `{line.replace('|', 'of')}` | {remedy.rstrip('.')} |\n"
-    return text + "\nWithout a library that this was made without: " + _names(kinds.get("no reference", [])) + ".\n"
+                    text += f"| `{name}` | `{call_of(line)}` | {remedy.rstrip('.')} |\n"
+    return text + "\nNot tried, because a library was not installed: " + _names(kinds.get("no reference", [])) + ".\n"
+
+
+def call_of(line: str) -> str:
+    """Return a line of the table, `made | called`, as the call in Python that it describes."""
+    made, _, called = (part.strip() for part in line.partition("|"))
+    return f"{made}({called})"
 
 
 def _names(names: list[str]) -> str:
@@ -244,7 +255,7 @@ def _names(names: list[str]) -> str:
 
 
 def kind_of(results: list[str]) -> str:
-    """What to say of a class of which several lines were tried."""
+    """Return one result for a name from the results of its lines."""
     kinds = {result.split(":")[0] for result in results}
     if kinds == {"equal"}:
         return "equal"
