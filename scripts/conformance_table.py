@@ -1,12 +1,13 @@
-"""Tries every claim of `popgeo.testing` on PyG's layers, popgeo's own and three frameworks: the table of the site.
+"""Try every claim of `popgeo.testing` on PyG's layers, popgeo's own and three frameworks: the table of the site.
 
     python scripts/conformance_table.py --group popgeo pyg --json found.json    # ten minutes
-    python scripts/conformance_table.py --group potentials --json mace.json     # where MACE is installed, and so on
+    python scripts/conformance_table.py --group potentials --json mace.json     # in an environment with MACE, etc.
     python scripts/conformance_table.py --page found.json mace.json             # writes docs/conformance_table.md
 
-Each is called as its users call it, on graphs in batches of fixed shape; a row is a class or function, of
-`scripts/pyg_lines.txt` the line that can be tried and says most of sizes. What works on dense tensors, sampled walks or
-a fixed set of entities has no batches of graphs and is left out. A claim that fails is told with what was found.
+Each subject is called with its usual arguments, on graphs in batches of fixed shape. A row is a class or function; from
+`scripts/pyg_lines.txt`, the script uses the possible line with the most arguments about sizes. It leaves out subjects
+for dense tensors, sampled walks or a fixed set of entities, which have no batches of graphs. For a failed claim, the
+page shows the finding.
 """
 
 import argparse
@@ -49,7 +50,7 @@ AttentionalAggregation(nn.Linear(8, 1)) | x, b, G
 
 
 def graphs() -> list[Data]:
-    """Four small graphs with loops and edges given twice, with whatever the lines of the table ask for."""
+    """Return four small graphs with loops, repeated edges, and all attributes that the table's lines use."""
     draw = torch.Generator().manual_seed(0)
     made = []
     for nodes in (4, 5, 3, 4):
@@ -76,7 +77,7 @@ def graphs() -> list[Data]:
 
 
 def letters(batch: Batch) -> dict[str, Any]:
-    """What the letters of a line represent."""
+    """Return the values of the letters in a line."""
     masks = {"nm": batch.get("nodes_mask"), "em": batch.get("edges_mask"), "M": 64, "N": batch.num_nodes}
     return masks | {
         "x": batch.x, "ei": batch.edge_index, "ew": batch.edge_weight, "ea": batch.edge_attr, "et": batch.edge_type,
@@ -86,7 +87,7 @@ def letters(batch: Batch) -> dict[str, Any]:
 
 
 class Called(nn.Module):
-    """A layer behind a linear one, so that gradients have to come through it, called as a line says."""
+    """A layer after a linear layer, so that gradients pass through it, called with a line's arguments."""
 
     def __init__(self, made: str, called: str, group: str) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ NAMES_OF = {
 
 
 def lines(texts: list[str], names: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Of each class and function the line with most said of sizes, if letters of graphs are all that it asks for."""
+    """Yield for each class and function the line with most arguments about sizes, if graphs can provide them."""
     section, best = "# convolutions", dict[str, tuple[int, str, str]]()
     for text in texts:
         if text.startswith("#"):
@@ -132,7 +133,7 @@ def lines(texts: list[str], names: dict[str, Any]) -> Iterator[tuple[str, str, s
 
 
 def subjects(group: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What to try of a group: a name, and what makes it."""
+    """Yield the subjects of a group: a name, and a function that makes the subject."""
     if group == "potentials":
         yield from potential_subjects.subjects()
         return
@@ -141,26 +142,26 @@ def subjects(group: str) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def subject(made: str, called: str, group: str) -> ModelSubject:
-    """A line of a table as something to try."""
+    """Return the subject of a line of the table."""
     return ModelSubject(
         what=Called(made, called, group), graphs=tuple(graphs()), call=lambda model, batch: model(batch)
     )
 
 
 def tried(make: Callable[[], Any], slow: bool, also: Sequence[str] = ()) -> dict[str, list[str]]:
-    """For each claim what came of it, and what was found; one entry, `runs`, if it cannot be used at all."""
+    """Return status and finding of each claim; only the entry `runs` if the subject raises an error."""
     torch.manual_seed(0)
     try:
         report = conformance.check_conformance(
             make(), slow=slow, also=also, shrink_seconds=0.0
-        )  # tells no smallest case
+        )  # without searching the smallest case
     except Exception as error:
         return {"runs": ["cannot", f"{type(error).__name__}: {str(error).splitlines()[0]}"]}
     return {finding.claim.name: [finding.status.value, finding.words.partition("\n")[0]] for finding in report.findings}
 
 
 def verdict(found: dict[str, list[str]]) -> str:
-    """What one would say of a row in a few words."""
+    """Summarise a row in a few words."""
     failed = {claim for claim, (status, _) in found.items() if status == Status.FAILED.value}
     if any("ImportError" in words or "'pyg' object" in words for _, words in found.values()):
         return "without its library"
@@ -174,7 +175,7 @@ def verdict(found: dict[str, list[str]]) -> str:
 
 
 def as_page(rows: dict[str, dict[str, list[str]]]) -> str:
-    """The table as Markdown, and below it what was found if something does not hold."""
+    """Return the table as Markdown, followed by the findings of failed claims."""
     claims = list(dict.fromkeys(claim for found in rows.values() for claim in found if claim != "runs"))
     claims = [
         claim for claim in claims if any(found.get(claim, [""])[0] in ("held", "failed") for found in rows.values())
@@ -229,10 +230,10 @@ print(gcn_norm(edge_index, torch.tensor([3.0, 1.0, 1.0]), 2))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--group", nargs="+", default=[], choices=("popgeo", "pyg", "potentials"))
-    parser.add_argument("--only", nargs="+", help="these names alone")
-    parser.add_argument("--slow", action="store_true", help="the claims of compilers, too")
-    parser.add_argument("--json", type=Path, help="write what was found")
-    parser.add_argument("--page", nargs="+", type=Path, help="make the page of these files")
+    parser.add_argument("--only", nargs="+", help="names of the only subjects to try")
+    parser.add_argument("--slow", action="store_true", help="also try the claims about compilers")
+    parser.add_argument("--json", type=Path, help="file for the findings")
+    parser.add_argument("--page", nargs="+", type=Path, help="write the page from these files")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = {}

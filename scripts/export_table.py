@@ -1,11 +1,11 @@
-"""Exports popgeo's models and PyG's in each format, and compares what the files compute with the models: a table.
+"""Export popgeo's and PyG's models in each format, and compare the files' results with the models': a table.
 
     python scripts/export_table.py --page                          # torch and ONNX, minutes
     python scripts/export_table.py --formats aotinductor --only GIN SchNet   # a minute each
 
-A row is a model as a user calls it, on twelve small graphs in batches of one shape; with `forces` the negative gradient
-by the positions is part of the file. "yes" says that the file's results for all graphs, padding of several sizes about
-them, are those of eager PyTorch within 1e-5 of the largest; anything else is what stops it.
+A row is a model with its usual arguments, on twelve small graphs in batches of one shape; with `forces`, the file also
+contains the negative gradient by the positions. "yes" means that the file's results for all graphs, with paddings of
+several sizes, equal eager PyTorch's within 1e-5 of the largest value; other texts are the reason of a failure.
 """
 
 import argparse
@@ -67,7 +67,7 @@ forces: PaiNN(8, 2, 6, 4.0) | z, pos, b, num_graphs=G, nodes_mask=nm
 
 
 class Called(nn.Module):
-    """A model called as a line says, on a whole batch; the tensors that it returns, and forces if they are asked."""
+    """A model called with a line's arguments on a batch; it returns the output tensors, with forces if asked."""
 
     def __init__(self, made: str, called: str, group: str) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Called(nn.Module):
 
 
 def many_graphs() -> list[Data]:
-    """The four graphs of the table of claims, and eight with other numbers and edges in them."""
+    """Return the four graphs of the table of claims, and eight with different numbers and edges."""
     made, draw = graphs(), torch.Generator().manual_seed(1)
     for graph in [graph.clone() for graph in made * 2]:
         graph.x, graph.pos = (torch.randn(one.shape, generator=draw) for one in (graph.x, graph.pos))
@@ -97,7 +97,7 @@ def many_graphs() -> list[Data]:
 
 
 def tried(line: str, group: str, format: str) -> str:
-    """`yes`, or what stops a line."""
+    """Return `yes`, or the reason of a line's failure."""
     made, _, called = (part.strip() for part in line.partition("|"))
     some = many_graphs()
     for graph in some if made.startswith(FORCES) else ():  # atoms have no edges to themselves
@@ -124,13 +124,13 @@ def tried(line: str, group: str, format: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, without the place in this file."""
+    """Return an error's first line, without the place in this file."""
     text = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {text.partition('): ')[2] or text}"[:240]
 
 
 def as_page(rows: dict[str, dict[str, str]]) -> str:
-    """The table as Markdown, and below it what stops a model."""
+    """Return the table as Markdown, followed by the reasons of failures."""
     formats = [one for one in FORMATS if any(one in found for found in rows.values())]
     text = f"{HEAD}| model | {' | '.join(formats)} |\n" + "|---" * (len(formats) + 1) + "|\n"
     for line, found in rows.items():
@@ -158,8 +158,8 @@ makes this page.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", nargs="+", default=["torch", "onnx"], choices=FORMATS)
-    parser.add_argument("--only", nargs="+", default=[""], help="lines that begin so")
-    parser.add_argument("--json", type=Path, help="keep what was found here, and continue from it")
+    parser.add_argument("--only", nargs="+", default=[""], help="beginnings of the lines to try")
+    parser.add_argument("--json", type=Path, help="file for the results; a later run continues from it")
     parser.add_argument("--page", action="store_true", help="write the page")
     given = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -1,8 +1,8 @@
-"""Models of MACE, NequIP and SchNetPack as the conformance kit tries them: small, with random weights, on clusters.
+"""Models of MACE, NequIP and SchNetPack for the conformance kit: small, with random weights, on clusters.
 
-Each is called with the dictionary of its framework, made of the kit's batches. In those padding edges are loops of
-length 0 on padding atoms, and the last graphs may have no atom. A row "padded for it" has what the loaders of
-`popgeo.potentials` see to: such edges lie beyond the cutoff, and the last graph has an atom.
+Each model gets the dictionary of its framework, made from the kit's batches. In these batches, padding edges are loops
+of length 0 on padding atoms, and the last graphs may have no atom. A row "padded for it" has the padding of the loaders
+of `popgeo.potentials`: padding edges are beyond the cutoff, and the last graph has an atom.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ CUTOFF = 4.0
 
 
 def clusters() -> list[Data]:
-    """Four clusters of atoms of two kinds, with both directions of all pairs within the cutoff."""
+    """Return four clusters of two kinds of atoms, with all pairs within the cutoff in both directions."""
     draw, made = torch.Generator().manual_seed(0), []
     for number in (4, 6, 3, 5):
         pos = 2.0 * torch.randn(number, 3, generator=draw)
@@ -31,11 +31,11 @@ def clusters() -> list[Data]:
 
 
 class OfFramework(nn.Module):
-    """A framework's model behind one way of calling.
+    """A framework's model with a common interface.
 
     Args:
-        model: The framework's.
-        is_padded_for: Whether padding edges lie beyond the cutoff, and the last graph has an atom.
+        model: Model of the framework.
+        is_padded_for: Whether padding edges are beyond the cutoff, and the last graph has an atom.
     """
 
     def __init__(self, model: nn.Module, is_padded_for: bool) -> None:
@@ -43,13 +43,13 @@ class OfFramework(nn.Module):
         self.model, self.is_padded_for = model, is_padded_for
 
     def shift(self, batch: Batch) -> Tensor:
-        """What is added to an edge's vector: a loop can only be padding here. [num_edges, 3]"""
+        """Return the shift of each edge's vector [num_edges, 3]; every loop is a padding edge."""
         src, dst = batch.edge_index
         far = torch.tensor([2 * CUTOFF, 0.0, 0.0], dtype=batch.pos.dtype)
         return ((src == dst) & self.is_padded_for).unsqueeze(1) * far
 
     def owner(self, batch: Batch) -> Tensor:
-        """The graph of each atom. [num_nodes]"""
+        """Return the graph of each atom [num_nodes]."""
         owner = batch.batch.clone()
         if self.is_padded_for and "nodes_mask" in batch:
             owner[-1] = torch.where(batch.nodes_mask[-1], owner[-1], batch.num_graphs - 1)
@@ -112,7 +112,7 @@ class OfSchNetPack(OfFramework):
 
 
 def mace() -> nn.Module:
-    """Two layers, l up to 1."""
+    """Return a MACE with two layers, l up to 1."""
     import numpy as np
     from e3nn import o3
     from mace import modules
@@ -140,7 +140,7 @@ def mace() -> nn.Module:
 
 
 def nequip() -> nn.Module:
-    """Two layers, l up to 1, in float64."""
+    """Return a NequIP with two layers, l up to 1, in float64."""
     from nequip.model import NequIPGNNModel
     from nequip.utils.global_state import set_global_state
 
@@ -163,7 +163,7 @@ def nequip() -> nn.Module:
 
 
 def schnetpack(kind: str) -> nn.Module:
-    """Two interactions of 8 channels."""
+    """Return a SchNetPack model with two interactions of 8 channels."""
     import schnetpack as spk
 
     radial, envelope = spk.nn.GaussianRBF(n_rbf=6, cutoff=CUTOFF), spk.nn.CosineCutoff(CUTOFF)
@@ -183,10 +183,10 @@ MODELS: dict[str, tuple[str, type[OfFramework], Callable[[], nn.Module]]] = {
 
 
 def subjects() -> Iterator[tuple[str, Callable[[], ModelSubject]]]:
-    """A name and what makes what is to be tried, of each framework that is installed."""
+    """Yield a name and a function that makes the subject, for each installed framework."""
     for name, (package, kind, make) in MODELS.items():
         if importlib.util.find_spec(package) is None:
-            warnings.warn(f"{package} is not installed: {name} is not tried.", stacklevel=2)
+            warnings.warn(f"{package} is not installed, so {name} is not tried.", stacklevel=2)
             continue
         for padded in (False, True):
 

@@ -1,9 +1,9 @@
-"""Compiles what `torch_geometric.nn` has, as its users write it, and compares each with eager PyTorch.
+"""Compile the classes and functions of `torch_geometric.nn` in their usual form, and compare them with eager PyTorch.
 
-Each line of `LINES` is a module, or a function, and what it is called with; letters represent the tensors of a small
-batch with loops, edges given twice and padding (`batch_of`). A line passes where three steps of Adam, on two batches in
-turn, have eager's losses and end with eager's weights, and where two calls in evaluation mode have eager's results, in
-float64. `--write` puts the table into the guide of models.
+Each line of `LINES` is a module or a function, and its arguments; letters represent the tensors of a small batch with
+loops, repeated edges and padding (`batch_of`). A line passes if three Adam steps, on two batches in turn, have eager's
+losses and end with eager's weights, and if two calls in evaluation mode have eager's results, in float64. `--write`
+puts the table into the guide of models.
 
     python scripts/pyg_table.py [--only NAME ...] [--write]
 """
@@ -38,7 +38,7 @@ NODES, EDGES, GRAPHS = 10, 18, 3
 
 
 def batch_of(seed: int) -> SimpleNamespace:
-    """Two graphs of four nodes and one of padding: edges with loops among them, some twice, the last four padding."""
+    """Return two graphs of four nodes and a padding graph, with loops, repeated edges and four padding edges."""
     draw = torch.Generator().manual_seed(seed)
     half = [torch.randint(4 * g, 4 * g + 4, (2, 5), generator=draw) for g in range(2)]
     loops = torch.tensor([[1, 6, 6, 2 + seed], [1, 6, 6, 2 + seed]])
@@ -67,7 +67,7 @@ def batch_of(seed: int) -> SimpleNamespace:
 
 
 class Line(nn.Module):
-    """What a line of the table names, behind a layer, so that gradients have to come through it."""
+    """The subject of a line after a linear layer, so that gradients pass through it."""
 
     def __init__(self, made: str, called: str) -> None:
         super().__init__()
@@ -76,12 +76,12 @@ class Line(nn.Module):
         self.layer = layer if isinstance(layer, nn.Module) else None
 
     def forward(self, **batch: Any) -> Any:
-        layer = self.layer or getattr(pyg, self.name)  # what is in while capturing is found by name
+        layer = self.layer or getattr(pyg, self.name)  # finds a replacement that is active during capture
         return eval(self.called, {**NAMES, **batch, "x": self.lin(batch["x"]), "layer": layer})
 
 
 class Loss(nn.Module):
-    """A loss that treats no element of a result like another."""
+    """A loss with a different weight for each element of a result."""
 
     def __init__(self, line: Line) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Loss(nn.Module):
 
 @contextlib.contextmanager
 def search_in_python() -> Iterator[None]:
-    """Where pyg-lib is missing, PyG searches for neighbors in plain Python, so that eager has a result."""
+    """Make PyG search neighbors in plain Python if pyg-lib is missing, so that eager code has a result."""
     if torch_geometric.typing.WITH_KNN:
         yield
         return
@@ -123,7 +123,7 @@ NAMES["two"] = lambda x, ei: ({"a": x, "b": x.cos()}, {("a", "to", "b"): ei, ("b
 
 
 def check(made: str, called: str) -> str:
-    """What becomes of a line: `equal`, `refused: ...`, `differs: ...`, or `no reference: ...` where eager fails."""
+    """Return a line's result: `equal`, `refused: ...`, `differs: ...`, or `no reference: ...` if eager fails."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     batches = [vars(batch_of(seed)) for seed in (0, 1)]
@@ -147,7 +147,7 @@ def check(made: str, called: str) -> str:
 def _train(line: Line, batches: list[dict[str, Any]]) -> str:
     eager, compiled = (Loss(copy.deepcopy(line)) for _ in range(2))
     if not isinstance(eager(**batches[0]), Tensor):
-        return ""  # nothing in it has a gradient
+        return ""  # the subject has no gradient
     eager, compiled = (Loss(copy.deepcopy(line)) for _ in range(2))
     steps = [torch.optim.Adam(model.parameters(), lr=0.01) for model in (eager, compiled)]
     step = popgeo.compile_step(compiled, steps[1])
@@ -177,7 +177,7 @@ def _evaluate(line: Line, batches: list[dict[str, Any]]) -> str:
 
 
 def lines(only: list[str] | None = None) -> Iterator[tuple[str, str, str]]:
-    """The lines of the table: name, how it is made, what it is called with."""
+    """Yield the lines of the table: name, constructor, arguments."""
     for text in LINES:
         if text.strip() and not text.startswith("#"):
             made, _, called = (part.strip() for part in text.partition("|"))
@@ -188,7 +188,7 @@ def lines(only: list[str] | None = None) -> Iterator[tuple[str, str, str]]:
 
 
 def missing() -> set[str]:
-    """The public names of `torch_geometric.nn` that no line has."""
+    """Return the public names of `torch_geometric.nn` without a line."""
     from torch_geometric.nn import aggr, attention, conv, dense, encoding, functional, kge, norm, pool, unpool
 
     rooms = (aggr, attention, conv, dense, encoding, functional, kge, norm, pool, unpool, pyg_models)
@@ -198,7 +198,7 @@ def missing() -> set[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", help="these classes and functions alone")
+    parser.add_argument("--only", nargs="+", help="names of the only classes and functions to compile")
     parser.add_argument("--write", action="store_true", help="put the table into the guide of models")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -219,7 +219,7 @@ def main() -> None:
 
 
 def as_page(found: dict[str, list[tuple[str, str]]]) -> str:
-    """The table as Markdown: what compiles as it is, what in part, and what does not, with the remedy of each."""
+    """Return the table as Markdown: names that compile, compile in part, or do not compile, with remedies."""
     kinds: dict[str, list[str]] = {}
     for name, results in found.items():
         kinds.setdefault(kind_of([result for _, result in results]), []).append(name)
@@ -244,7 +244,7 @@ def _names(names: list[str]) -> str:
 
 
 def kind_of(results: list[str]) -> str:
-    """What to say of a class of which several lines were tried."""
+    """Return the common result of several lines of a class."""
     kinds = {result.split(":")[0] for result in results}
     if kinds == {"equal"}:
         return "equal"

@@ -1,4 +1,4 @@
-"""What a plan says an operation costs is what its program on tiles does: supersteps, bytes exchanged, vertex cycles."""
+"""The plan of an operation agrees with its program on tiles: supersteps, exchanged bytes, vertex cycles."""
 
 import importlib
 import math
@@ -27,13 +27,13 @@ FEWER = replace(TARGET, num_tiles=32)
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Where the program of a family may differ from its plan, and why.
+    """The allowed differences between the program of a family and its plan, with reasons.
 
     Attributes:
-        planned_only: Steps of a plan that no compute set stands for.
-        run_only: Compute sets that no step of a plan stands for.
-        bytes: Least and most bytes that the fullest tile may receive, as a share of the planned ones.
-        cycles: Least and most cycles of the busiest tile, likewise; equal where nothing is said.
+        planned_only: Names of a plan's steps without a compute set.
+        run_only: Names of compute sets without a step of the plan.
+        bytes: Lowest and highest bytes received by the fullest tile, as a share of the planned bytes.
+        cycles: Lowest and highest cycles of the busiest tile, as a share. Default: equal.
         why: The reasons.
     """
 
@@ -47,24 +47,24 @@ class Agreement:
 FOLLOWED = {
     "gather": Agreement(
         bytes=(0.95, 7.0),
-        why="A table that no two tiles share is planned to lie as popops lays it out; as an input it lies linearly, "
-        "so that each tile receives all of its block.",
+        why="The plan assumes popops' layout for a table that no two tiles share; as an input its layout is linear, "
+        "so each tile receives all of its block.",
     ),
     "scatter": Agreement(
         planned_only=frozenset({"fill"}),
         run_only=frozenset({"add"}),
         bytes=(0.95, 19.0),
         cycles=(0.5, 1.0),
-        why="Summands are planned to lie as popops lays them out, and lie linearly. A vertex starts from zeros of its "
-        "own, so nothing is filled before; sums of parts are added to the table by a compute set of their own, "
-        "which the plan counts with those of the parts.",
+        why="The plan assumes popops' layout for summands; their layout is linear. A vertex starts from its own "
+        "zeros, so no fill comes before; a separate compute set adds sums of parts to the table, "
+        "which the plan counts with the parts.",
     ),
     "matmul": Agreement(
         planned_only=frozenset({"lay out both matrices"}),
         bytes=(0.95, 2.0),
-        why="A vertex takes its operands as they come, not in blocks. A sum may lie where none of its parts was made, "
-        "and then all of them come from elsewhere: both instead of one, 8 instead of 7. Sizes are multiples of the "
-        "matrix unit's blocks: others are planned to be cut between blocks and are cut evenly.",
+        why="A vertex reads its operands without blocks. A sum may be on a tile that made none of its parts, and then "
+        "receives all of them: both instead of one, 8 instead of 7. Sizes are multiples of the matrix unit's blocks: "
+        "for other sizes the plan cuts between blocks, the program evenly.",
     ),
     "elementwise": Agreement(),
     "movement": Agreement(),
@@ -72,31 +72,31 @@ FOLLOWED = {
         run_only=frozenset({"combine partial results, groups", "combine partial results"}),
         bytes=(0.0, 2.0),
         cycles=(0.1, 1.0),
-        why="Results lie linearly, 128 bytes a tile at least, so they are combined on few tiles, after groups of "
-        "them on many; the plan combines them at once where that is quicker.",
+        why="The layout of results is linear with at least 128 bytes per tile, so few tiles combine them, after many "
+        "tiles combined groups; the plan combines them at once if that is faster.",
     ),
     "fused": Agreement(
         planned_only=frozenset({"fill", "multiply"}),
         bytes=(0.95, 12.0),
         cycles=(0.5, 1.0),
-        why="As of gather and scatter; filters are multiplied with where rows are added, and brought there.",
+        why="As for gather and scatter; filters are sent to the tiles that add rows, and multiplied there.",
     ),
     "collectives": Agreement(
-        bytes=(0.0, math.inf), why="Shards are planned to lie alike; here they are parts of one tensor."
+        bytes=(0.0, math.inf), why="The plan assumes equal layouts of shards; here they are parts of one tensor."
     ),
 }  # fmt: skip
 WHOLE = {
-    "norms": "a tile takes whole rows, or channels, and torch's operation does all passes over them at once",
-    "attention": "a tile takes whole heads, whose products and softmax are one operation of torch",
-    "convolution": "a tile takes whole samples instead of positions and channels",
-    "pooling": "a tile takes whole samples, of which there may be fewer than tiles",
-    "distances": "a tile takes rows of the first set and all of the second, without the product of matrices",
-    "sorting": "a tile sorts whole rows, which are not compared and swapped between tiles",
+    "norms": "a tile has whole rows or channels, and torch's operation does all passes over them at once",
+    "attention": "a tile has whole heads; their products and softmax are one operation of torch",
+    "convolution": "a tile has whole samples instead of positions and channels",
+    "pooling": "a tile has whole samples, and there may be fewer samples than tiles",
+    "distances": "a tile has rows of the first set and all rows of the second, without a matrix product",
+    "sorting": "a tile sorts whole rows, without comparisons and swaps between tiles",
 }
 APART = {
     "losses": "they run on one tile",
-    "control": "its bodies' operations are of other families",
-    "view": "no step is run for a view",
+    "control": "the operations of its bodies belong to other families",
+    "view": "a view needs no step",
 }
 
 ROWS, COLUMNS = torch.randn(512, 96), torch.randn(96, 512)
@@ -140,7 +140,7 @@ DIVIDED: dict[str, tuple[Callable[..., Tensor], Sequence[Tensor]]] = {
 def planned_and_run(
     function: Callable[..., Any], inputs: Sequence[Tensor], family: str, target: IpuTarget = TARGET
 ) -> tuple[OpCost, list[Done], Program]:
-    """The cost of the one operation of a family, and the compute sets that its program has for it."""
+    """Return the cost of the only operation of a family, its compute sets in the program, and the program."""
     graph = ipu.compile(function, list(inputs), target=target).graph
     costs = cost(graph, target)
     (planned,) = (one for one in costs if one.family == family)
@@ -152,7 +152,7 @@ def planned_and_run(
 
 @dataclass(kw_only=True)
 class Stage:
-    """A compute set as it is planned, with the exchanges before it."""
+    """A planned compute set with the exchanges before it."""
 
     name: str
     cycles: float
@@ -160,7 +160,7 @@ class Stage:
 
 
 def stages_of(plan: Plan, without: Collection[str] = ()) -> list[Stage]:
-    """The compute steps of a plan but for some; each without what starting it costs, with the exchanges before it."""
+    """Return a plan's compute steps except `without`, minus launch cycles, with the exchanges before them."""
     found, nbytes = [], 0
     for step in plan.supersteps:
         if step.activity is Activity.EXCHANGE:
@@ -172,9 +172,9 @@ def stages_of(plan: Plan, without: Collection[str] = ()) -> list[Stage]:
 
 
 def differences(planned: OpCost, done: Sequence[Done], agreement: Agreement) -> list[str]:
-    """In words, where a program differs from its plan beyond what was agreed."""
+    """Describe the differences between a program and its plan that the agreement does not allow."""
     stages = stages_of(planned.plan, agreement.planned_only)
-    # An operation of one compute set has its name; those of several are called what they do.
+    # A single compute set has the operation's name; several compute sets are named after their work.
     names = [one.name or stages[0].name for one in done]
     names = ["add" if name == "add shards" else name for name in names]
     found = []
@@ -184,8 +184,8 @@ def differences(planned: OpCost, done: Sequence[Done], agreement: Agreement) -> 
             found += _beyond(f"{name}: cycles", one.cycles, stage.cycles, agreement.cycles)
             found += _beyond(f"{name}: bytes", one.bytes_in, stage.bytes_in, agreement.bytes)
         elif name not in agreement.run_only:
-            found.append(f"{name} is run and not planned")
-    return found + [f"{stage.name} is planned and not run" for stage in stages]
+            found.append(f"{name} runs, but is not planned")
+    return found + [f"{stage.name} is planned, but does not run" for stage in stages]
 
 
 def _beyond(what: str, run: float | None, planned: float, limits: tuple[float, float]) -> list[str]:
