@@ -129,7 +129,7 @@ ROWS: dict[str, Callable[[], tuple[bool, str]]] = {
     "a step compiled ahead of time, backward and optimizer included": ahead_of_time,
     "cycles and tile memory without the machine": cycles,
     "sampling of large graphs: clusters, neighbors": sampling,
-    "programs written for PopTorch": poptorch_programs,
+    "programs for PopTorch": poptorch_programs,
     "runs on an IPU, GPU, TPU": runs_on,
     "framework": framework,
 }

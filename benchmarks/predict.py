@@ -7,8 +7,8 @@ the same number of molecules per batch, at one thread, with denormal numbers flu
 graphs (as PyG), from a store and from a loader; its time includes flattening graphs, choosing the shape, compiling,
 packing and ordering the results. SchNet reads precomputed pairs within 5 angstrom; PyG reads both directions. Both
 sides use the same GIN module, made of PyG's layers. `at defaults` is SchNet with an interaction graph that does not
-know the size of the largest molecule, compared with one that knows it. The last lines time a new process from its start
-to its first result: of a model and of exported files, in Python and, if g++ is installed, in C++
+know the size of the largest molecule, compared with a graph that knows it. The last lines time a new process from its
+start to its first result: of a model and of exported files, in Python and, if g++ is installed, in C++
 (`examples/cpp_predict`). A graph given as a dictionary of tensors needs no PyG; this time is also printed as a multiple
 of the time to import torch in the same process.
 """

@@ -193,7 +193,7 @@ def processor() -> str:
 
 
 def print_means(ratios: Mapping[str, Mapping[str, float]], goals: Mapping[str, float]) -> None:
-    """Print the means with and without NNConv, for which only peers make a matrix per edge."""
+    """Print the means with and without NNConv: its peers make a matrix per edge, popgeo does not."""
     for peer, each in ratios.items():
         if others := [ratio for name, ratio in each.items() if name != "NNConv"]:
             goal = f", goal {goals[peer]}" if peer in goals else ""

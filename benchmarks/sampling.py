@@ -135,12 +135,12 @@ GRAPHS = {
 PLAN = """{name}: {nodes:,} nodes, {edges:,} edges, {width} features of 2 bytes, {seeds:,} seeds; {machines} machines
 rates of this machine: {edge_rate:,.0f} edges sampled/s, {row_rate:,.0f} rows gathered/s
 memory of a machine = edges * 8 bytes + (nodes + 1) * 8 + edges * 8 * unsorted + nodes * 10 + nodes * row / machines
-  = {graph:.1f} GB of graph, {numbers:.1f} GB of edges' numbers where edges are not sorted, {features:.1f} GB of features
+  = {graph:.1f} GB of graph, {numbers:.1f} GB of edge numbers if edges are not sorted, {features:.1f} GB of features
 network of a machine = batches / machines * nodes of a batch * (machines - 1) / machines * (row + 8)
-  = {network:.1f} GB an epoch; the rows that are asked for most, kept, take off what benchmarks/stores.py shows
+  = {network:.1f} GB per epoch; keeping the most requested rows saves the share that benchmarks/stores.py shows
 time of an epoch = max(batches / machines * (edges of a batch / edge rate + nodes of a batch / row rate), network)
-  = {seconds:.0f} s on one thread, of which the network at {gigabits} Gbit/s takes {wire:.0f} s
-a batch of {batch} seeds, fan-out {fan_out}: at most {most_nodes:,} nodes and as many edges, so this is a bound from above"""  # noqa: E501
+  = {seconds:.0f} s on one thread; the network at {gigabits} Gbit/s alone takes {wire:.0f} s
+a batch of {batch} seeds, fan-out {fan_out}: at most {most_nodes:,} nodes and edges, so this is an upper bound"""
 
 
 def plan(name: str, machines: int, gigabits: float, quick: bool) -> str:

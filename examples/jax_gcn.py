@@ -1,7 +1,7 @@
 """A graph convolution in plain JAX on packed molecules: jax.jit traces the training step once.
 
     python examples/jax_gcn.py --epochs 5
-    python examples/jax_gcn.py --ordinary      # PyG's batches, whose sizes vary, for comparison
+    python examples/jax_gcn.py --ordinary      # PyG's batches of varying size, for comparison
 
 The loader returns dictionaries of NumPy arrays, in memory that JAX reads without a copy; only the dataset uses torch.
 The network predicts the HOMO-LUMO gap (eV) of each molecule from its atoms and bonds.

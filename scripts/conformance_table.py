@@ -197,22 +197,27 @@ def as_page(rows: dict[str, dict[str, list[str]]]) -> str:
 
 HEAD = """# What holds at fixed shape
 
-What `popgeo.testing` finds of each layer, pooling and model, called as its users call it on four small graphs, in
-batches with more and less padding. `python scripts/conformance_table.py` makes this page. "As it is" means that results
-of real rows depend on no padding; "needs masks" that they do, so popgeo's layer of that name, or one with masks, is to
-be taken; "with finite padding" that only NaN in padding reaches them; "not at fixed shape" that it cannot be called so,
-or that the number of its rows depends on data. An empty cell says that the claim was not tried there, as that of a
-smooth cutoff without positions. What a claim means is in [the guide](guides/conformance.md).
+This table has the findings of `popgeo.testing` for each layer, pooling and model, called with its usual arguments on
+four small graphs, in batches with more and with less padding. `python scripts/conformance_table.py` makes the page.
+The second column means:
 
-Models of MACE, NequIP and SchNetPack, small and with random weights, have two rows each. In the first padding edges are
-loops of length 0: MACE and NequIP then train on NaN, since a length of 0 has no second derivative, and
-SchNetPack counts its structures by the last atom. In the second, "padded for it", the padding is that of the loaders of
-[`popgeo.potentials`](guides/potentials.md), and every claim holds.
+- "as it is": the results of real rows do not depend on padding.
+- "needs masks": they do; use popgeo's layer of the same name, or a layer with masks.
+- "with finite padding": only NaN in padding changes the results.
+- "not at fixed shape": the call fails, or the number of result rows depends on data.
 
-A "no" is not a fault of a library that never promised fixed shapes: a norm over all rows is right in a batch of real
-rows.
-Two are of another kind. `APPNP` and `SGConv`, like all that call `gcn_norm` with weights, keep one loop of a node that
-has several, the last: the others are gone silently, and the result depends on the order of the edges.
+An empty cell means that the claim was not tried, for example a smooth cutoff without positions.
+[The guide](guides/conformance.md) explains each claim.
+
+Models of MACE, NequIP and SchNetPack, small and with random weights, have two rows each. In the first row, padding
+edges are loops of length 0: MACE and NequIP then train on NaN, since a length of 0 has no second derivative, and
+SchNetPack counts its structures by the last atom. In the second row, "padded for it", the padding comes from the
+loaders of [`popgeo.potentials`](guides/potentials.md), and every claim holds.
+
+A "no" is not a fault of a library that never promised fixed shapes: a norm over all rows is correct in a batch of real
+rows. Two cases are different. `APPNP` and `SGConv`, like all layers that call `gcn_norm` with weights, keep only the
+last loop of a node with several loops. The other loops disappear silently, and the result depends on the order of the
+edges.
 
 ```python
 import torch

@@ -146,11 +146,11 @@ def as_page(rows: dict[str, dict[str, str]]) -> str:
 
 HEAD = """# Which models are written in which format
 
-`popgeo.export` of each model, called as its users call it, and `popgeo.load` of the file, on twelve small graphs that
-are packed and padded: "yes" says that all results agree with eager PyTorch within 1e-5. An empty cell was not tried.
-A name is one of `popgeo.nn` if it begins so, and else one of `torch_geometric.nn`; letters represent the tensors of a
-batch, as `ei` for `edge_index`, `b` for `batch`, `G` for the number of graphs. `python scripts/export_table.py --page`
-makes this page.
+This table has the results of `popgeo.export` for each model with its usual arguments, and of `popgeo.load` for the
+file, on twelve small graphs that are packed and padded. "yes" means that all results agree with eager PyTorch within
+1e-5. An empty cell was not tried. A name belongs to `popgeo.nn` if it begins with `popgeo.nn`, otherwise to
+`torch_geometric.nn`. Letters represent the tensors of a batch: for example, `ei` is `edge_index`, `b` is `batch`, and
+`G` is the number of graphs. `python scripts/export_table.py --page` makes this page.
 
 """
 

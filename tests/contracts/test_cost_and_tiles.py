@@ -1,4 +1,4 @@
-"""The plan of an operation agrees with its program on tiles: supersteps, exchanged bytes, vertex cycles."""
+"""What a plan says an operation costs is what its program on tiles does: supersteps, bytes exchanged, vertex cycles."""
 
 import importlib
 import math
@@ -27,13 +27,13 @@ FEWER = replace(TARGET, num_tiles=32)
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """The allowed differences between the program of a family and its plan, with reasons.
+    """Where the program of a family may differ from its plan, and why.
 
     Attributes:
-        planned_only: Names of a plan's steps without a compute set.
-        run_only: Names of compute sets without a step of the plan.
-        bytes: Lowest and highest bytes received by the fullest tile, as a share of the planned bytes.
-        cycles: Lowest and highest cycles of the busiest tile, as a share. Default: equal.
+        planned_only: Steps of a plan that no compute set stands for.
+        run_only: Compute sets that no step of a plan stands for.
+        bytes: Least and most bytes that the fullest tile may receive, as a share of the planned ones.
+        cycles: Least and most cycles of the busiest tile, likewise; equal where nothing is said.
         why: The reasons.
     """
 
@@ -47,17 +47,17 @@ class Agreement:
 FOLLOWED = {
     "gather": Agreement(
         bytes=(0.95, 7.0),
-        why="The plan assumes popops' layout for a table that no two tiles share; as an input its layout is linear, "
-        "so each tile receives all of its block.",
+        why="A table that no two tiles share is planned to lie as popops lays it out; as an input it lies linearly, "
+        "so that each tile receives all of its block.",
     ),
     "scatter": Agreement(
         planned_only=frozenset({"fill"}),
         run_only=frozenset({"add"}),
         bytes=(0.95, 19.0),
         cycles=(0.5, 1.0),
-        why="The plan assumes popops' layout for summands; their layout is linear. A vertex starts from its own "
-        "zeros, so no fill comes before; a separate compute set adds sums of parts to the table, "
-        "which the plan counts with the parts.",
+        why="Summands are planned to lie as popops lays them out, and lie linearly. A vertex starts from zeros of its "
+        "own, so nothing is filled before; sums of parts are added to the table by a compute set of their own, "
+        "which the plan counts with those of the parts.",
     ),
     "matmul": Agreement(
         planned_only=frozenset({"lay out both matrices"}),
@@ -79,10 +79,10 @@ FOLLOWED = {
         planned_only=frozenset({"fill", "multiply"}),
         bytes=(0.95, 12.0),
         cycles=(0.5, 1.0),
-        why="As for gather and scatter; filters are sent to the tiles that add rows, and multiplied there.",
+        why="As of gather and scatter; filters are multiplied with where rows are added, and brought there.",
     ),
     "collectives": Agreement(
-        bytes=(0.0, math.inf), why="The plan assumes equal layouts of shards; here they are parts of one tensor."
+        bytes=(0.0, math.inf), why="Shards are planned to lie alike; here they are parts of one tensor."
     ),
 }  # fmt: skip
 WHOLE = {
@@ -140,7 +140,7 @@ DIVIDED: dict[str, tuple[Callable[..., Tensor], Sequence[Tensor]]] = {
 def planned_and_run(
     function: Callable[..., Any], inputs: Sequence[Tensor], family: str, target: IpuTarget = TARGET
 ) -> tuple[OpCost, list[Done], Program]:
-    """Return the cost of the only operation of a family, its compute sets in the program, and the program."""
+    """The cost of the one operation of a family, and the compute sets that its program has for it."""
     graph = ipu.compile(function, list(inputs), target=target).graph
     costs = cost(graph, target)
     (planned,) = (one for one in costs if one.family == family)
@@ -152,7 +152,7 @@ def planned_and_run(
 
 @dataclass(kw_only=True)
 class Stage:
-    """A planned compute set with the exchanges before it."""
+    """A compute set as it is planned, with the exchanges before it."""
 
     name: str
     cycles: float
@@ -160,7 +160,7 @@ class Stage:
 
 
 def stages_of(plan: Plan, without: Collection[str] = ()) -> list[Stage]:
-    """Return a plan's compute steps except `without`, minus launch cycles, with the exchanges before them."""
+    """The compute steps of a plan but for some; each without what starting it costs, with the exchanges before it."""
     found, nbytes = [], 0
     for step in plan.supersteps:
         if step.activity is Activity.EXCHANGE:
@@ -172,7 +172,7 @@ def stages_of(plan: Plan, without: Collection[str] = ()) -> list[Stage]:
 
 
 def differences(planned: OpCost, done: Sequence[Done], agreement: Agreement) -> list[str]:
-    """Describe the differences between a program and its plan that the agreement does not allow."""
+    """In words, where a program differs from its plan beyond what was agreed."""
     stages = stages_of(planned.plan, agreement.planned_only)
     # A single compute set has the operation's name; several compute sets are named after their work.
     names = [one.name or stages[0].name for one in done]

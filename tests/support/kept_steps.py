@@ -1,4 +1,4 @@
-"""Forged kept steps: the content of a file, changed and sealed again."""
+"""Kept steps that somebody else has written: what is in a file, changed and sealed again."""
 
 import json
 from collections.abc import Callable
@@ -12,29 +12,29 @@ Document = dict[str, Any]
 
 
 def parts_of(path: Path) -> tuple[Document, Document, bytes]:
-    """Return the head of a kept step, its graph as JSON data, and the memory of its constants."""
+    """The head of a kept step, its graph as JSON has it, and the memory of its constants."""
     head, _, body = unsealed(path.read_bytes(), path, KIND, VERSION).partition(b"\n")
     document, _, raw = body.partition(b"\n")
     return json.loads(head), json.loads(document), raw
 
 
 def write_parts(path: Path, head: Document, document: Document, raw: bytes) -> None:
-    """Write a kept step with a valid checksum, so that only its content is wrong."""
+    """Writes a kept step with the checksum that it should have: only what it says can give it away."""
     body = json.dumps(document).encode() + b"\n" + raw
     path.write_bytes(sealed(json.dumps(head).encode() + b"\n" + body, KIND, VERSION))
 
 
 def plant(path: Path, change: Callable[[Document], bytes | None]) -> None:
-    """Change the graph of a kept step in place; a result of `change` becomes the memory of its constants."""
+    """Changes the graph of a kept step in place; what the change returns becomes the memory of its constants."""
     head, document, raw = parts_of(path)
     given = change(document)
     write_parts(path, head, document, raw if given is None else given)
 
 
 def add_op(document: Document, target: str, args: list[Any], kwargs: Document, **made: Any) -> int:
-    """Append an operation to a graph, with a result described by `made`; return the number of the result.
+    """Puts an operation at the end of a graph, with a result of this form; returns the number of its value.
 
-    By default, the result is one float32 in its own memory.
+    The result is one float32 of its own memory where nothing else is said.
     """
     form = {
         "shape": [],

@@ -91,7 +91,7 @@ def with_torchdata() -> ModelRun:
 
 
 def with_lightning() -> ModelRun:
-    """Run `Trainer.fit` and `Trainer.predict` with their defaults, which distribute loaders over processes."""
+    """`Trainer.fit` and `Trainer.predict` with their defaults, which share loaders out among processes."""
     import lightning
 
     class Module(lightning.LightningModule):
