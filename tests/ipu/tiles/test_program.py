@@ -91,7 +91,7 @@ def test_a_missing_transfer_is_found_out(total):
 def test_a_transfer_from_a_tile_that_holds_nothing_is_found_out(total):
     place = step_of(total, Exchange)
     wrong = tuple(dataclasses.replace(transfer, source=6) for transfer in total.steps[place].transfers)
-    with pytest.raises(ValueError, match="tile 6 sends elements of .* that it does not have"):
+    with pytest.raises(ValueError, match=r"tile 6 sends elements of .* that it does not have"):
         check(with_step(total, place, dataclasses.replace(total.steps[place], transfers=wrong)))
 
 
