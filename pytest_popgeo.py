@@ -1,5 +1,7 @@
-"""The plug-in of pytest: the fixture `popgeo_conformance`. It stands outside of the package, so that a run of pytest
-which does not use it imports neither popgeo nor torch."""
+"""The pytest plug-in with the fixture `popgeo_conformance`.
+
+It is outside of the package, so that a run of pytest without this fixture imports neither popgeo nor torch.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +11,10 @@ import pytest
 
 @pytest.fixture
 def popgeo_conformance() -> Callable[..., Any]:
-    """Tries every claim on a model, loader, sampler or neighbor list, as `popgeo.testing.check_conformance` does, and
-    fails the test where one does not hold; returns the report."""
+    """Check every claim on a model, loader, sampler or neighbor list with `popgeo.testing.check_conformance`.
+
+    The fixture is a function that fails the test if a claim does not hold, and otherwise returns the report.
+    """
     from popgeo.testing import check_conformance
 
     def require(*args: Any, **how: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Builds the one compiled library of popgeo; everything else about the package is in pyproject.toml.
+"""Build the compiled library of popgeo; all other settings of the package are in pyproject.toml.
 
 The library is plain C++17 with a C ABI, loaded with ctypes, so one wheel (`py3-none-<platform>`) serves every Python.
-It is optional: where no compiler works the install goes on and popgeo falls back to torch.
+It is optional: without a working compiler, the installation succeeds and popgeo uses torch instead.
 """
 
 import os
@@ -18,16 +18,16 @@ from setuptools.errors import CompileError, LinkError
 CSRC = Path("popgeo/native/csrc")
 SOURCES = sorted(str(path) for path in CSRC.glob("*.cpp"))
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden"]
-FLAGS += ["-ffp-contract=off", "-fno-math-errno"]  # contraction changes the last bit; for errno a root would be a call
-FLAGS += os.environ.get("CXXFLAGS", "").split()  # last, so that the user has the last word
+FLAGS += ["-ffp-contract=off", "-fno-math-errno"]  # contraction changes last bits; errno makes a root a call
+FLAGS += os.environ.get("CXXFLAGS", "").split()  # last, so that the user's flags take precedence
 OPENMP = "-fopenmp"
 CHECKSUM = zlib.crc32(
     b"".join(path.read_bytes() for path in sorted(CSRC.glob("*.[ch]*")))
-)  # as popgeo/native/library.py sums
-# Compiled again for each set of newer processors, and picked when it is loaded.
+)  # the same sum as in popgeo/native/library.py
+# Compiled again for each set of newer processors; the right version is chosen at loading.
 KERNEL_NAMES = ("kernels", "chains", "filter", "interaction", "products", "rounding", "tensor_product")
 KERNELS = [str(CSRC / f"{name}.cpp") for name in KERNEL_NAMES]
-WITH_ISAS = os.environ.get("POPGEO_ISAS") != "none"  # none: kernels for every processor alone, which compile sooner
+WITH_ISAS = os.environ.get("POPGEO_ISAS") != "none"  # none: only kernels for every processor, which compile faster
 ISAS = {
     "v3": ["-mavx2", "-mf16c", "-mfma"],
     "v4": ["-mavx2", "-mf16c", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
@@ -35,15 +35,18 @@ ISAS = {
 
 
 class BuildLibrary(build_ext):
-    """Compiles `popgeo/native/_popgeo.so`: no module init function, no Python ABI in the file name."""
+    """The build of `popgeo/native/_popgeo.so`: no module init function, no Python ABI in the file name."""
 
     def get_ext_filename(self, fullname: str) -> str:
+        """Return the path of the library, without a Python ABI."""
         return fullname.replace(".", "/") + ".so"
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
+        """Return no symbols, since the library has no module init function."""
         return []
 
     def build_extension(self, ext: Extension) -> None:
+        """Compile and link the library with all flags that the compiler supports."""
         if self.compiler.compiler_type == "msvc":
             raise CompileError("popgeo's kernels need GCC or Clang (vector extensions); pure torch is used instead.")
         flags = list(FLAGS)
@@ -63,7 +66,7 @@ class BuildLibrary(build_ext):
         super().build_extension(ext)
 
     def _compiles(self, flags: list[str]) -> bool:
-        """Whether the compiler and the linker know these flags (Apple's Clang has no OpenMP)."""
+        """Check whether the compiler and the linker support the flags (Apple's Clang has no OpenMP)."""
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "probe.cpp"
             source.write_text("int main() { return 0; }\n")
@@ -76,9 +79,10 @@ class BuildLibrary(build_ext):
 
 
 class PlatformWheel(bdist_wheel):
-    """Tags the wheel for the platform but for no particular Python."""
+    """A wheel with a tag for the platform, and for every Python 3."""
 
     def get_tag(self) -> tuple[str, str, str]:
+        """Return the tag of the wheel: any Python 3, no ABI, this platform."""
         return "py3", "none", super().get_tag()[2]
 
 

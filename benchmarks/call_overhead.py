@@ -1,9 +1,9 @@
-"""What a call of a compiled step costs next to the operations of its graphs, for models of few and of many parameters.
+"""Time of a call of a compiled step without the operations of its graphs, for models of few and of many parameters.
 
-Each step is called once more with its graphs doing nothing: they hand back what they returned before. What is left is
-arguments, the look at what may have changed about the model, threads, denormal numbers, random numbers, the copies of
-inputs and of results, and, when training, what surrounds the optimizer's operations. Next to it stand the whole call
-and the same in eager PyTorch; with `--inductor` also a step that inductor has compiled.
+Each step is called again with graphs that only return their earlier results. The remaining time is spent on arguments,
+the check for changes of the model, threads, denormal numbers, random numbers, copies of inputs and results, and, in
+training, the Python code around the optimizer's operations. For comparison, the script prints the time of the whole
+call and of the same step in eager PyTorch; with `--inductor` also for a step compiled by inductor.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from popgeo.command_line import run
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner
 
-GOAL, PARAMETERS_OF_GOAL = 30.0, 40  # microseconds, for a model of that many parameters
+GOAL, PARAMETERS_OF_GOAL = 30.0, 40  # microseconds; parameters of the model that the goal is for
 
 
 class Layers(nn.Module):
-    """Many small weights, so that the graph is short and what surrounds it shows."""
+    """Many small weights: the graph takes little time, and the overhead of a call is visible."""
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Layers(nn.Module):
 
 
 def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
-    """One update as people write it."""
+    """Run one plain PyTorch update."""
     optimizer.zero_grad()
     model(x).backward()
     optimizer.step()
@@ -46,7 +46,7 @@ def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) ->
 
 @contextmanager
 def idle_graphs(call: Callable[[], object]) -> Iterator[None]:
-    """Lets the graphs that a call runs do nothing but hand back what they return now."""
+    """Replace the graphs of a call by functions that only return the graphs' present results."""
     made: dict[Any, tuple[Any, Any]] = {}
     kinds: list[tuple[Any, Any]] = [(kind, kind.run) for kind in (GraphRunner, InductorRunner)]
     for kind, runs in kinds:
@@ -72,7 +72,7 @@ def idle_graphs(call: Callable[[], object]) -> Iterator[None]:
 
 
 def figures(parameters: int, trains: bool, backend: str, rounds: int) -> tuple[float, float, float]:
-    """Microseconds of a call next to its graphs, of the whole call, and of eager PyTorch."""
+    """Return the microseconds of a call without its graphs, of the whole call, and of eager PyTorch."""
     model, twin, x = Layers(parameters), Layers(parameters), torch.randn(8, 4)
     optimizer, other = (torch.optim.Adam(one.parameters(), lr=1e-3) for one in (model, twin))
     if trains:
@@ -89,10 +89,10 @@ def figures(parameters: int, trains: bool, backend: str, rounds: int) -> tuple[f
 
 
 def main() -> None:
-    """Prints the figures of each model."""
+    """Print the times of each model."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inductor", action="store_true", help="also through inductor, which compiles for minutes")
-    parser.add_argument("--quick", action="store_true", help="few rounds")
+    parser.add_argument("--inductor", action="store_true", help="also measure inductor, which compiles for minutes")
+    parser.add_argument("--quick", action="store_true", help="run few rounds")
     options = parser.parse_args()
     one_thread()
     for backend in ("cpu", "inductor") if options.inductor else ("cpu",):
@@ -101,8 +101,8 @@ def main() -> None:
                 beside, whole, eager = figures(parameters, trains, backend, rounds=5 if options.quick else 25)
                 goal = f" (goal {GOAL:.0f})" if (parameters, backend) == (PARAMETERS_OF_GOAL, "cpu") else ""
                 print(
-                    f"{'training' if trains else 'forward':8} {parameters:4} parameters, {backend}: {beside:5.1f} µs a "
-                    f"call next to its graphs{goal}, {whole:7.1f} µs in all, eager {eager:7.1f}"
+                    f"{'training' if trains else 'forward':8} {parameters:4} parameters, {backend}: {beside:5.1f} µs/"
+                    f"call without its graphs{goal}, {whole:7.1f} µs in total, eager {eager:7.1f}"
                 )
 
 

@@ -1,13 +1,13 @@
-"""The published case study of SchNet on IPUs, walked through by PopTorch's own names on this computer.
+"""The published case study of SchNet on IPUs, run with PopTorch's own names on this computer.
 
     python benchmarks/case_study.py                                  # five epochs on all of QM9: hours
-    python benchmarks/case_study.py --molecules 7000 --epochs 1      # a part of it
+    python benchmarks/case_study.py --molecules 7000 --epochs 1      # a part of QM9
     python benchmarks/case_study.py --root FOLDER                    # FOLDER holds qm9.npz; or set POPGEO_SHARED_DATA
 
 PyG's SchNet learns the HOMO-LUMO gap (eV) with the settings of the study: 28 nearest neighbors within 10 angstrom,
-eight molecules a batch, one of them padding, 32 device iterations, 16 replicas, AdamW at 1e-4. Prints the mean loss
-(squared error, eV^2) of each epoch next to the published one, the seconds that it took, and what became of each option.
-A part of the molecules makes fewer updates an epoch, so its losses are higher. Without QM9 the bundled ones are in.
+eight molecules per batch (one is padding), 32 device iterations, 16 replicas, AdamW at 1e-4. The script prints the mean
+loss (squared error, eV^2) of each epoch next to the published loss, the seconds of each epoch, and the use of each
+option. Fewer molecules give fewer updates per epoch, so losses are higher. Without QM9, it uses the bundled molecules.
 """
 
 import argparse
@@ -30,19 +30,19 @@ from popgeo.nn import KNNInteractionGraph
 from popgeo.ops.neighbors import Neighbors
 
 compat.enable()
-import poptorch  # noqa: E402  the names are found from here on
+import poptorch  # noqa: E402  `compat.enable` makes these names importable
 import poptorch_geometric  # noqa: E402
 
-PUBLISHED = (0.375, 0.293, 0.270, 0.256, 0.234)  # mean loss of each epoch, after the case study's figure
+PUBLISHED = (0.375, 0.293, 0.270, 0.256, 0.234)  # mean loss of each epoch (eV^2), read from the case study's figure
 BATCH_SIZE, ATOMS, CUTOFF = 8, 32, 10.0
-GAP = 4  # of QM9's targets
+GAP = 4  # index among QM9's targets
 
 
 class RealNeighbors(KNNInteractionGraph):
-    """The nearest atoms of each real one; those of padding all lie in one place, and nobody reads what they receive."""
+    """The nearest atoms of each real atom. Padding atoms share one position, and the loss ignores their messages."""
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
-        """`k` edges for each atom in turn. [num_nodes * k]"""
+        """Return `k` edges for each atom, in the order of the atoms [num_nodes * k]."""
         return super().find(pos, batch, BATCH_SIZE, batch < BATCH_SIZE - 1)
 
 
@@ -54,13 +54,13 @@ class TrainingModel(nn.Module):
         self.schnet = to_fixed_size(schnet, batch_size=BATCH_SIZE)
 
     def forward(self, z: Tensor, pos: Tensor, batch: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """[num_nodes], [num_nodes, 3], [num_nodes], [8] -> gaps of the real molecules (eV) [7], loss (eV^2) []"""
+        """Return the gaps of the real molecules (eV) [7] and the loss (eV^2) []."""
         gaps = self.schnet(z, pos, batch).view(-1)[:-1]
         return gaps, F.mse_loss(gaps, target[:-1])
 
 
 def qm9(root: Path | None, count: int | None) -> list[Data]:
-    """Molecules with atoms, positions (angstrom) and gap (eV), in an order of chance."""
+    """Return molecules with atoms, positions (angstrom) and gap (eV), in random order."""
     path = root / "qm9.npz" if root is not None else real_data.shared("qm9.npz")
     if path is None:
         real_data.say_random("qm9.npz", "the bundled molecules")
@@ -77,7 +77,7 @@ def qm9(root: Path | None, count: int | None) -> list[Data]:
 
 
 def study_options(device_iterations: int, replicas: int) -> poptorch.Options:
-    """The options of the study."""
+    """Return the options of the study."""
     options = poptorch.Options()
     options.outputMode(poptorch.OutputMode.All)
     options.deviceIterations(device_iterations)
@@ -88,13 +88,13 @@ def study_options(device_iterations: int, replicas: int) -> poptorch.Options:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, help="folder that holds qm9.npz")
-    parser.add_argument("--molecules", type=int, help="how many of them (default: all)")
+    parser.add_argument("--root", type=Path, help="folder with qm9.npz")
+    parser.add_argument("--molecules", type=int, help="number of molecules (default: all)")
     parser.add_argument("--epochs", type=int, default=len(PUBLISHED))
     parser.add_argument("--device-iterations", type=int, default=32)
     parser.add_argument("--replicas", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="few molecules and a small model, in seconds")
+    parser.add_argument("--quick", action="store_true", help="use few molecules and a small model; takes seconds")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     sizes = {"hidden_channels": 16, "num_filters": 16, "num_interactions": 1} if arguments.quick else {}
@@ -115,7 +115,7 @@ def main() -> None:
     model = TrainingModel(SchNet(cutoff=CUTOFF, interaction_graph=RealNeighbors(28, CUTOFF, ATOMS), **sizes))
     optimizer = poptorch.optim.AdamW(model.parameters(), lr=1e-4)
     training = poptorch.trainingModel(model, options, optimizer)
-    print(f"{len(loader) * an_item} of {len(molecules)} molecules an epoch, {an_item} in a call", flush=True)
+    print(f"{len(loader) * an_item} of {len(molecules)} molecules per epoch, {an_item} per call", flush=True)
 
     for epoch in range(arguments.epochs):
         begin, busy, losses = time.monotonic(), time.process_time(), []

@@ -1,9 +1,9 @@
-"""What the comparison of docs/compared.md says of PyTorch Geometric, shown with the package that is installed.
+"""Checks the statements of docs/compared.md about PyTorch Geometric against the installed package.
 
     python benchmarks/compared.py
 
-Each row of the table is a question to the package: a signature, a call, a batch. What is said of PopTorch Geometric and
-jraph, which do not install next to a current torch, is from the pages of their documentation that are named.
+Each row of the table is checked by a signature, a call or a batch. The statements about PopTorch Geometric and jraph,
+which cannot be installed with a current torch, come from their documentation; the script prints the addresses.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PAGES = {
 
 
 def ring(num_nodes: int) -> Data:
-    """A graph of some size."""
+    """Return a ring of `num_nodes` nodes."""
     nodes = torch.arange(num_nodes)
     return Data(x=torch.ones(num_nodes, 1), edge_index=torch.stack([nodes, nodes.roll(1)]))
 
@@ -77,7 +77,7 @@ def masks() -> tuple[bool, str]:
 
 
 def fixed_models() -> tuple[bool, str]:
-    """Its SchNet finds as many edges as the positions have; `to_fixed_size` fixes the batch size of an aggregation."""
+    """Check that PyG's SchNet finds a varying number of edges, and that `to_fixed_size` exists."""
     found = hasattr(pyg, "to_fixed_size") and hasattr(pyg, "SchNet")
     graph = inspect.getsource(pyg.models.schnet.RadiusInteractionGraph.forward)
     return found and "radius_graph" in graph, "SchNet's interaction graph is radius_graph; to_fixed_size is there"
@@ -90,7 +90,7 @@ def ahead_of_time() -> tuple[bool, str]:
 def cycles() -> tuple[bool, str]:
     files = Path(torch_geometric.__path__[0]).rglob("*.py")
     about = [path.stem for path in files if path.stem in ("cost", "cost_model", "cycles", "ipu", "simulator")]
-    return not about, f"modules about the cost on a machine that is not there: {about or 'none'}"
+    return not about, f"modules that model the cost on another machine: {about or 'none'}"
 
 
 def sampling() -> tuple[bool, str]:
@@ -98,7 +98,7 @@ def sampling() -> tuple[bool, str]:
     warnings.filterwarnings("ignore", "Using 'NeighborSampler' without")
     try:
         batch = next(iter(NeighborLoader(ring(10), num_neighbors=[2], batch_size=2)))
-        return extension, f"NeighborLoader: {batch.num_nodes} nodes, by the extension that is installed"
+        return extension, f"NeighborLoader: {batch.num_nodes} nodes, by the installed extension"
     except ImportError as error:
         return not extension, f"NeighborLoader without an extension: {error}"
 
@@ -106,7 +106,7 @@ def sampling() -> tuple[bool, str]:
 def poptorch_programs() -> tuple[bool, str]:
     files = Path(torch_geometric.__path__[0]).rglob("*.py")
     about = [path.stem for path in files if "poptorch" in path.stem]
-    return not about, f"modules that are in for PopTorch: {about or 'none'}"
+    return not about, f"modules that replace PopTorch: {about or 'none'}"
 
 
 def runs_on() -> tuple[bool, str]:
@@ -118,7 +118,7 @@ def framework() -> tuple[bool, str]:
     return issubclass(pyg.GCNConv, torch.nn.Module), "its layers are torch.nn.Module"
 
 
-# The page's rows, word for word.
+# The rows of docs/compared.md, word for word.
 ROWS: dict[str, Callable[[], tuple[bool, str]]] = {
     "batches of one shape": one_shape,
     "packing": packing,
@@ -129,14 +129,14 @@ ROWS: dict[str, Callable[[], tuple[bool, str]]] = {
     "a step compiled ahead of time, backward and optimizer included": ahead_of_time,
     "cycles and tile memory without the machine": cycles,
     "sampling of large graphs: clusters, neighbors": sampling,
-    "programs written for PopTorch": poptorch_programs,
+    "programs for PopTorch": poptorch_programs,
     "runs on an IPU, GPU, TPU": runs_on,
     "framework": framework,
 }
 
 
 def main() -> int:
-    """The status is the number of rows that the installed package contradicts."""
+    """Check each row; return the number of rows that the installed package contradicts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     print(f"PyTorch Geometric {torch_geometric.__version__}, torch {torch.__version__}")

@@ -1,10 +1,10 @@
-"""How far the modelled cycles are from those measured on a Bow IPU, on the points that no constant was fitted to.
+"""Errors of the modelled cycles against cycles measured on a Bow IPU, on points that no constant was fitted to.
 
-Real functions are compiled with `popgeo.ipu.compile` for the published shapes; the points and if they come from are
-in `benchmarks/data`. No constant has seen these points, but which terms the formulas have was decided with all of them
-in view.
+Real functions are compiled with `popgeo.ipu.compile` for the published shapes; `benchmarks/data` holds the points and
+their sources. No constant was fitted to these points, but all of them were known when the terms of the formulas were
+chosen.
 
-    python benchmarks/cost_model_validation.py --systems  # whole systems of up to 64 IPUs as well: three minutes more
+    python benchmarks/cost_model_validation.py --systems  # also whole systems of up to 64 IPUs: three minutes more
 """
 
 import argparse
@@ -24,15 +24,15 @@ from popgeo.command_line import run
 from popgeo.ipu.cost.graph_cost import cost
 from popgeo.ipu.cost.plan import Profile
 
-# Largest median error allowed, and least rank correlation.
+# Largest allowed median error, and lowest allowed rank correlation.
 GATES = {"gather": 0.07, "scatter_add": 0.05, "matmul": 0.08, "schnet_block": 0.06}
 RANK_GATE = 0.97
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=published.FOLDER, help="of the published points")
-    parser.add_argument("--quick", action="store_true", help="fewer points of the long sweeps")
+    parser.add_argument("--folder", type=Path, default=published.FOLDER, help="folder with the published points")
+    parser.add_argument("--quick", action="store_true", help="use fewer points of the long sweeps")
     parser.add_argument("--systems", action="store_true", help="also SchNet, GPS++, GPT-2, BERT, ResNet")
     arguments = parser.parse_args()
     if not arguments.folder.is_dir():
@@ -59,12 +59,12 @@ def main() -> None:
 
 
 def modelled(points: Sequence[Point], profile: Profile = Profile.CALIBRATED) -> np.ndarray:
-    """Modelled cycles of each point's compiled function. float64[points]"""
+    """Return the modelled cycles of each point's compiled function, float64 [points]."""
     return np.array([_cycles(point, profile) for point in points])
 
 
 def judge(points: Sequence[Point], cycles: np.ndarray) -> tuple[float, float, float, float]:
-    """Median relative error, rank correlation, and the tenth and ninetieth percentile of modelled over measured."""
+    """Return median relative error, rank correlation, and the 10th and 90th percentiles of modelled over measured."""
     measured = np.array([point.cycles for point in points])
     ratio = cycles / measured
     low, high = np.quantile(ratio, (0.1, 0.9))
@@ -72,7 +72,7 @@ def judge(points: Sequence[Point], cycles: np.ndarray) -> tuple[float, float, fl
 
 
 def residuals(points: Sequence[Point], cycles: np.ndarray) -> tuple[float, float]:
-    """The tenth and the ninetieth percentile of measured over modelled cycles, as an error budget takes them."""
+    """Return the 10th and 90th percentiles of measured over modelled cycles, for an error budget."""
     low, high = np.quantile(np.array([point.cycles for point in points]) / cycles, (0.1, 0.9))
     return float(low), float(high)
 

@@ -1,10 +1,10 @@
-"""A step of dynamics under ASE with compiled models, next to eager ones: a molecule, a periodic crystal, and water.
+"""Time of a step of dynamics under ASE with compiled and with eager models: a molecule, a periodic crystal, water.
 
-    pip install ase vesin schnetpack     # without SchNetPack compiled PaiNN is next to our eager one alone
+    pip install ase vesin schnetpack     # without SchNetPack, compiled PaiNN is compared only with popgeo's eager PaiNN
     python benchmarks/dynamics.py
 
-One thread, random weights, time steps so short that nothing breaks, denormal numbers flushed. The eager models of the
-crystal are in the same calculator, so all find neighbors alike.
+One thread, random weights, very short time steps so that no bond breaks, denormal numbers flushed. The eager models of
+the crystal use the same calculator, so all models get their neighbors from the same search.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from popgeo.deploy import Calculator
 from popgeo.nn import PaiNN, SchNet
 from popgeo.ops import distance
 
-GOAL_OF_ETHANOL, GOAL_OF_COPPER = 0.8, 5.0  # milliseconds; times as fast as eager
-GOAL_OF_WATER = 1.2  # the time for an atom of many, in that for an atom of a tenth of them
+GOAL_OF_ETHANOL, GOAL_OF_COPPER = 0.8, 5.0  # milliseconds per step; ratio of the eager time to the compiled time
+GOAL_OF_WATER = 1.2  # time per atom of the large system over time per atom of a system a tenth as large
 SCHNET, CUTOFF, TIME_STEP = (64, 64, 3, 25), 5.0, 0.02
 
 
 class Lengths(nn.Module):
-    """An interaction graph for PyG's model: the edges of a calculator."""
+    """An interaction graph for PyG's model that returns the edges of a calculator."""
 
     def __init__(self, edge_index: Tensor, edge_shift: Tensor) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Lengths(nn.Module):
 
 
 class PyGsSchNet(nn.Module):
-    """The model of PyG, called as the calculator calls one."""
+    """PyG's SchNet with the arguments that the calculator passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class PyGsSchNet(nn.Module):
 
 
 def steps(atoms: Any, calculator: Calculator, count: int, settle: int) -> Callable[[], object]:
-    """A call that takes that many steps, after a few have been taken."""
+    """Return a function that runs `count` steps; run `settle` steps first."""
     from ase.md.verlet import VelocityVerlet
 
     atoms.calc = calculator
@@ -67,7 +67,7 @@ def steps(atoms: Any, calculator: Calculator, count: int, settle: int) -> Callab
 
 
 def print_ethanol(rounds: int) -> None:
-    """A step of ethanol with SchNet, and what of it is the model's."""
+    """Print the time of a step of ethanol with SchNet, and the model's share of it."""
     import ase.build
 
     atoms, calculator = ase.build.molecule("CH3CH2OH"), Calculator(SchNet(*SCHNET, CUTOFF), compile=compile_forward)
@@ -75,11 +75,11 @@ def print_ethanol(rounds: int) -> None:
     spent = measure(ways, rounds=rounds)
     whole, model = 1e2 * spent["steps"], 1e3 * spent["model"]
     goal = f"goal {GOAL_OF_ETHANOL}: {'met' if whole <= GOAL_OF_ETHANOL else 'missed'}"
-    print(f"  a step of ethanol: {whole:.2f} ms ({goal}), of which ours {model:.2f}, the rest ASE's")
+    print(f"  a step of ethanol: {whole:.2f} ms ({goal}): {model:.2f} in popgeo, the rest in ASE")
 
 
 def print_copper(repeats: Sequence[int], rounds: int) -> None:
-    """A step of a crystal of copper at 300 K, compiled against eager."""
+    """Print the time of a step of a copper crystal at 300 K, compiled and eager."""
     import ase.build
 
     peer, schnet, painn = PyGsSchNet(), SchNet(*SCHNET, CUTOFF), PaiNN(64, 3, cutoff=CUTOFF)
@@ -102,7 +102,7 @@ def print_copper(repeats: Sequence[int], rounds: int) -> None:
     for ours, peers in (("SchNet", "PyG's SchNet"), ("PaiNN", "our eager PaiNN"), ("PaiNN", "SchNetPack's PaiNN")):
         if peers not in spent:
             continue
-        of_others = peers.startswith("SchNetPack")  # with weights of its own
+        of_others = peers.startswith("SchNetPack")  # its weights differ from popgeo's
         assert of_others or abs(energies[ours] - energies[peers]) < 1e-4 * abs(energies[peers]), energies
         ratio = spent[peers] / spent[ours]
         verdict = f" (goal {GOAL_OF_COPPER:.0f}: {'met' if ratio >= GOAL_OF_COPPER else 'missed'})"
@@ -113,7 +113,7 @@ def print_copper(repeats: Sequence[int], rounds: int) -> None:
 
 
 def print_water(sides: Sequence[int], rounds: int) -> None:
-    """The time for an atom in periodic boxes of water of so many molecules along a side."""
+    """Print the time per atom in periodic boxes of water with `sides` molecules along an edge."""
     import ase
 
     for_an_atom = {}
@@ -128,11 +128,11 @@ def print_water(sides: Sequence[int], rounds: int) -> None:
     ratio = for_an_atom[many] / for_an_atom[few]
     goal = f"goal {GOAL_OF_WATER:g}: {'met' if ratio <= GOAL_OF_WATER else 'missed'}"
     times = ", ".join(f"{1e6 * seconds:.0f} us of {count:,}" for count, seconds in for_an_atom.items())
-    print(f"  a step of water for an atom: {times}; {ratio:.2f}x from {few:,} to {many:,} atoms ({goal})")
+    print(f"  time per atom of a step of water: {times}; {ratio:.2f}x from {few:,} to {many:,} atoms ({goal})")
 
 
 def print_drift(count: int) -> None:
-    """How the total energy drifts in steps of constant energy, with filters on a grid and at each edge."""
+    """Print the drift of the total energy at constant energy, with filters on a grid and at each edge."""
     import ase.build
     from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
     from ase.md.verlet import VelocityVerlet
@@ -151,14 +151,14 @@ def print_drift(count: int) -> None:
             dynamics.run(count)
             drifts[filters] = 1e3 * np.polyfit(range(len(energies)), energies, 1)[0] * len(energies) / len(atoms)
         found = ", ".join(f"{drift:+.4f} meV with filters {way}" for way, drift in drifts.items())
-        print(f"  drift of the energy of an atom of {name} in {count:,} steps: {found}")
+        print(f"  energy drift per atom of {name} in {count:,} steps: {found}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="a small crystal, two rounds")
-    parser.add_argument("--drift", type=int, help="print how the energy drifts in that many steps, and no times")
+    parser.add_argument("--quick", action="store_true", help="use a small crystal and two rounds")
+    parser.add_argument("--drift", type=int, help="print the energy drift over this number of steps instead of times")
     options = parser.parse_args()
     one_thread()
     torch.manual_seed(0)

@@ -2,13 +2,13 @@
 
 - padded: the arrangement of the notebook published for IPUs, run eagerly: each molecule padded to the largest one,
   nearest neighbors out of all pairs of atoms of the batch, PyG's SchNet.
-- dynamic: PyG's ordinary batches, the same neighbors found beforehand and only if there are any, PyG's SchNet.
-- popgeo: the main job: each pair of atoms within the cutoff listed beforehand, for both directions; batches of fixed
-  size, packed; popgeo's SchNet, compiled.
-- knn: the main job with --num-neighbors 16: the same, but neighbors are found within molecules in each step.
+- dynamic: PyG's ordinary batches, the same neighbors found beforehand without padding edges, PyG's SchNet.
+- popgeo: the main job: each pair of atoms within the cutoff listed beforehand and used in both directions; packed
+  batches of fixed size; popgeo's SchNet, compiled.
+- knn: the main job with --num-neighbors 16: as popgeo, but each step searches the neighbors within molecules.
 
-The first two run twice: as people run them, and with denormal numbers flushed (`torch.set_flush_denormal`), which on
-many processors makes them several times faster; goals are against the latter.
+The first two run twice: with torch's defaults, and with denormal numbers flushed (`torch.set_flush_denormal`), which on
+many processors makes them several times faster. The goals are relative to the second, faster run.
 """
 
 import argparse
@@ -30,15 +30,15 @@ from popgeo.nn import KNNInteractionGraph, PrecomputeInteractionGraph, SchNet, l
 
 GAP = Molecules.target_index("gap")
 CHANNELS, BLOCKS, GAUSSIANS = 64, 3, 32
-GOALS = {"padded": 8, "dynamic": 4}  # for the main job, against each with denormal numbers flushed
+GOALS = {"padded": 8, "dynamic": 4}  # times as fast, denormal numbers flushed
 NEIGHBORS, CUTOFF, BATCH_SIZE, DEVICE_ITERATIONS = 16, 5.0, 32, 4
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--molecules", type=int, default=1280, help="how many to train on (default: %(default)s)")
+    parser.add_argument("--molecules", type=int, default=1280, help="training molecules (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="epochs of each arrangement (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="few molecules, in seconds")
+    parser.add_argument("--quick", action="store_true", help="use few molecules; takes seconds")
     options = parser.parse_args()
     one_thread()
     torch.manual_seed(0)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 class NearestOfAll(nn.Module):
-    """The `k` nearest atoms of the same molecule, out of all pairs of the batch; absent ones sit at the cutoff."""
+    """The `k` nearest atoms of the same molecule, by all pairs of the batch; missing neighbors are at the cutoff."""
 
     def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         distance = nn.functional.pairwise_distance(pos.unsqueeze(0), pos.unsqueeze(1), eps=0.0)
@@ -76,7 +76,7 @@ class NearestOfAll(nn.Module):
 
 
 class Given(nn.Module):
-    """Edges that were found beforehand."""
+    """An interaction graph that returns edges found beforehand."""
 
     edge_index: Tensor
 
@@ -86,12 +86,12 @@ class Given(nn.Module):
 
 
 def make_pyg_schnet(interaction_graph: nn.Module) -> PygSchNet:
-    """PyG's SchNet of the benchmark's size."""
+    """Return PyG's SchNet in the benchmark's size."""
     return PygSchNet(CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF, interaction_graph, readout="mean")
 
 
 def train_eagerly(model: PygSchNet, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
-    """One step."""
+    """Run one training step."""
     optimizer.zero_grad()
     loss = (model(batch.z, batch.pos, batch.batch).flatten() - batch.y).abs().mean()
     loss.backward()
@@ -99,7 +99,7 @@ def train_eagerly(model: PygSchNet, optimizer: torch.optim.Optimizer, batch: Bat
 
 
 def padded(molecules: list[Data]) -> Callable[[], None]:
-    """An epoch of the padded arrangement; padding beforehand is not counted."""
+    """Return an epoch of the padded arrangement. Its time does not include padding the molecules."""
     largest = max(data.num_nodes for data in molecules)
     same_size = [pad(data, largest) for data in molecules]
     model = make_pyg_schnet(NearestOfAll())
@@ -113,14 +113,14 @@ def padded(molecules: list[Data]) -> Callable[[], None]:
 
 
 def pad(data: Data, num_nodes: int) -> Data:
-    """The molecule with atoms of number 0, far from it and from each other."""
+    """Pad the molecule with atoms of number 0, far from its own atoms and from each other."""
     missing = num_nodes - len(data.z)
     far = 1e3 * torch.arange(1, missing + 1).unsqueeze(-1).expand(-1, 3)
     return Data(z=torch.cat([data.z, data.z.new_zeros(missing)]), pos=torch.cat([data.pos, far]), y=data.y)
 
 
 def dynamic(molecules: list[Data]) -> Callable[[], None]:
-    """An epoch of PyG's ordinary batches; finding the edges beforehand is not counted."""
+    """Return an epoch of PyG's ordinary batches. Its time does not include finding the edges."""
     with_edges = []
     for data in molecules:
         edge_index, distance = NearestOfAll()(data.pos, torch.zeros(len(data.z), dtype=torch.long))
@@ -138,7 +138,7 @@ def dynamic(molecules: list[Data]) -> Callable[[], None]:
 
 
 class GapModel(nn.Module):
-    """SchNet and its loss over the real molecules; edges are found in the step if none are given."""
+    """SchNet and its loss over the real molecules. Without `pairs`, the step searches the edges."""
 
     def __init__(self, num_graphs: int, max_num_nodes: int) -> None:
         super().__init__()
@@ -147,14 +147,14 @@ class GapModel(nn.Module):
         self.schnet = SchNet(CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF, graph, readout="mean")
 
     def forward(self, z: Tensor, pos: Tensor, batch: Tensor, y: Tensor, graphs_mask: Tensor, *pairs: Tensor) -> Tensor:
-        """The mean absolute error of a batch."""
+        """Return the mean absolute error of a batch."""
         edge_index = pairs[0] if pairs else None
         gap = self.schnet(z, pos, batch, edge_index, num_graphs=self.num_graphs, half_list=bool(pairs))
         return l1_loss(gap.flatten(), y, graphs_mask)
 
 
 def fixed_size(molecules: list[Data], has_pairs: bool) -> Callable[[], None]:
-    """An epoch of the main job's arrangement; listing the pairs beforehand is not counted."""
+    """Return an epoch of the main job's arrangement. Its time does not include listing the pairs."""
     list_pairs = PrecomputeInteractionGraph(CUTOFF, half_list=True)
     store = FlatStore.from_dataset([list_pairs(data) for data in molecules] if has_pairs else molecules)
     sizes = FixedSizeOptions.tune(store, target_graphs=BATCH_SIZE, verbose=False)

@@ -1,11 +1,11 @@
-"""What a training step of every model costs: time of this computer, and modelled cycles of one Bow IPU.
+"""Cost of a training step of every model: time on this computer, and modelled cycles of one Bow IPU.
 
     python benchmarks/every_model.py
     python benchmarks/every_model.py --only GPS
 
 All models have `--layers` layers of `--channels` channels and train on the same batches of about `--graphs` molecules
-of those that come with popgeo, hydrogens included; a step is forward, backward and Adam, compiled. Processor time of
-one thread, models in turn, medians. The table is one of Markdown: docs/guides/which_model_for_what.md has one.
+from the bundled set, hydrogens included. A compiled step contains forward, backward and Adam. Times are medians of one
+thread's processor time, with the models measured in turn. docs/guides/which_model_for_what.md shows the Markdown table.
 """
 
 import argparse
@@ -46,7 +46,7 @@ TASKS = (Task(name="gap", num_labels=1), Task(name="others", num_labels=12, loss
 
 
 class Step(nn.Module):
-    """A model, called on a batch by a function, and its loss."""
+    """A model with its loss; `predict` calls the model on a batch."""
 
     def __init__(self, model: nn.Module, predict: Callable[[nn.Module, Batch], Tensor]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Step(nn.Module):
 
 
 def of_bonds(model: nn.Module, b: Batch, **more: Tensor) -> Tensor:
-    """Any model of bonds, with a row for each graph."""
+    """Call a model that reads bonds; return a row per graph."""
     return model(
         b.x,
         b.edge_index,
@@ -71,17 +71,17 @@ def of_bonds(model: nn.Module, b: Batch, **more: Tensor) -> Tensor:
 
 
 def of_features(model: nn.Module, b: Batch) -> Tensor:
-    """One that sees what bonds are."""
+    """Call a model that also reads the features of bonds."""
     return of_bonds(model, b, edge_attr=b.edge_attr)
 
 
 def of_pairs(model: nn.Module, b: Batch) -> Tensor:
-    """One that is told of pairs, too."""
+    """Call a model that also reads hops and distances of atom pairs."""
     return of_bonds(model, b, edge_attr=b.edge_attr, hops=b.hops, distance=b.distance)
 
 
 def of_tasks(model: nn.Module, b: Batch) -> Tensor:
-    """All tasks of a multitask model, side by side."""
+    """Call a multitask model; return its tasks' outputs joined by column."""
     out = model(
         b.x,
         b.edge_index,
@@ -95,12 +95,12 @@ def of_tasks(model: nn.Module, b: Batch) -> Tensor:
 
 
 def of_positions(model: nn.Module, b: Batch) -> Tensor:
-    """One of atoms in space; its batches hold pairs within the cutoff instead of bonds."""
+    """Call a model of atoms in space; its batches hold pairs within the cutoff instead of bonds."""
     return model(b.z, b.pos, b.batch, b.edge_index, num_graphs=b.num_graphs, half_list=True)
 
 
 def models(channels: int, layers: int) -> dict[str, Step]:
-    """Every model, of one size."""
+    """Return every model in one size."""
     size, wide = (11, channels, layers, 1), (11, channels, layers)
     bias = PairBias(4, MAX_HOPS, cutoff=8.0, num_gaussians=16)
     trunk = GINE(*wide, edge_dim=4, norm="batch_norm", jk="cat")
@@ -118,7 +118,7 @@ def models(channels: int, layers: int) -> dict[str, Step]:
 
 
 def batches(num_graphs: int) -> Mapping[str, Batch]:
-    """The same molecules with bonds and what is known of pairs, and with the pairs of atoms within the cutoff."""
+    """Return two batches of the same molecules: with bonds and pair features, and with atom pairs."""
     molecules = list(Molecules()[:600])
     hops, distances = ShortestPaths(MAX_ATOMS, MAX_HOPS), PairDistances(MAX_ATOMS)
     near = PrecomputeInteractionGraph(CUTOFF, half_list=True)
@@ -137,8 +137,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--graphs", type=int, default=32, help="molecules of a batch, on average")
-    parser.add_argument("--only", nargs="+", help="models, by name")
+    parser.add_argument("--graphs", type=int, default=32, help="mean number of molecules per batch")
+    parser.add_argument("--only", nargs="+", help="names of the models to measure")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -146,7 +146,7 @@ def main() -> None:
     chosen = models(arguments.channels, arguments.layers)
     names = arguments.only or list(chosen)
     if unknown := sorted({*names} - {*chosen}):
-        parser.error(f"no model is named {', '.join(unknown)}; there are {', '.join(chosen)}")
+        parser.error(f"no model is named {', '.join(unknown)}; choose from {', '.join(chosen)}")
     calls, steps = {}, {}
     one_thread()
     for name in names:
@@ -161,7 +161,7 @@ def main() -> None:
         steps[name] = step, int(batch.graphs_mask.sum()), sum(p.numel() for p in model.parameters())
         calls[name] = lambda step=step, batch=batch: step(batch)
     seconds = measure(calls, rounds=arguments.rounds)
-    print("| model | weights | ms a step | graphs/s | modelled cycles | graphs/s, modelled |")
+    print("| model | weights | ms per step | graphs/s | modelled cycles | graphs/s, modelled |")
     print("|---|---|---|---|---|---|")
     for name, (step, graphs, weights) in steps.items():
         cycles = step.report.total_cycles

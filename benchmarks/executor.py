@@ -1,10 +1,8 @@
 """The compiled training step against the same step in eager PyTorch, at one thread.
 
-Eager PyTorch runs twice: as people run it, and with denormal numbers flushed, as the compiled step has it; the goal is
-against the latter.
-
-For a SchNet on batches of QM9's size (576 nodes, 16,128 edges), and for a graph of tiny tensors that shows what the
-engine itself costs per operation next to torch's own dispatch.
+Eager PyTorch runs twice: with torch's defaults, and with denormal numbers flushed as in the compiled step. The goal is
+relative to the flushed run. The two subjects are a SchNet on batches of QM9's size (576 nodes, 16,128 edges), and a
+graph of tiny tensors, which shows the engine's own time per operation next to the time of torch's dispatch.
 """
 
 import argparse
@@ -55,7 +53,7 @@ class SchNet(nn.Module):
 
 
 def make_batch(nodes: int, edges: int, graphs: int) -> dict[str, Tensor]:
-    """Random molecules of these total sizes."""
+    """Return random molecules with these total sizes."""
     generator = torch.Generator().manual_seed(0)
     per_graph = nodes // graphs
     batch = torch.arange(nodes) // per_graph
@@ -71,7 +69,7 @@ def make_batch(nodes: int, edges: int, graphs: int) -> dict[str, Tensor]:
 
 
 def compare_steps(name: str, model: nn.Module, batch: dict[str, Tensor], rounds: int, goal: str = "") -> float:
-    """Prints and returns flushed eager seconds over compiled seconds of one training step with Adam."""
+    """Print and return flushed eager seconds over compiled seconds of one training step with Adam."""
     eager = copy.deepcopy(model)
     optimizer = torch.optim.Adam(eager.parameters(), lr=1e-3)
     compiled = ipu.training_model(model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-3))
@@ -92,15 +90,14 @@ def compare_steps(name: str, model: nn.Module, batch: dict[str, Tensor], rounds:
     plain, ratio = (seconds[peer] / seconds["compiled"] for peer in ("eager", "eager, flushed"))
     print(
         f"{name}: eager {1e3 * seconds['eager']:.2f} ms, flushed {1e3 * seconds['eager, flushed']:.2f} ms, compiled "
-        f"{1e3 * seconds['compiled']:.2f} ms a step, {plain:.2f} and {ratio:.2f}x faster, compiled in "
+        f"{1e3 * seconds['compiled']:.2f} ms per step, {plain:.2f} and {ratio:.2f}x faster, compiled in "
         f"{compiled.report.compile_seconds:.2f} s{goal}"
     )
     return ratio
 
 
 def compare_starts(name: str, model: nn.Module, batch: dict[str, Tensor], rounds: int) -> float:
-    """Prints and returns seconds of a start that compiles over those of one that finds the step in a folder."""
-
+    """Print and return the time of a start that compiles over the time of a start from a kept step."""
     with tempfile.TemporaryDirectory() as folder:
         first, second = (
             ipu.training_model(copy.deepcopy(model), ipu.Options(cache_dir=kept, show_progress=False))
@@ -121,7 +118,7 @@ def compare_starts(name: str, model: nn.Module, batch: dict[str, Tensor], rounds
 
 
 class Chain(nn.Module):
-    """Many operations on tiny tensors: all of the time is overhead."""
+    """Many operations on tiny tensors: nearly all of the time is overhead."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -134,7 +131,7 @@ class Chain(nn.Module):
 
 
 def compare_overhead(length: int, rounds: int) -> float:
-    """Prints and returns the engine's microseconds per operation beyond those of the same calls in a Python loop."""
+    """Print and return the engine's extra microseconds per operation compared with a Python loop."""
     x, chain = torch.randn(8), Chain(length)
     compiled = ipu.inference_model(chain)
 
@@ -146,15 +143,15 @@ def compare_overhead(length: int, rounds: int) -> float:
     overhead = 1e6 * (seconds["compiled"] - seconds["eager"]) / length
     print(
         f"{length} tiny operations: eager {1e6 * seconds['eager'] / length:.2f} µs, compiled "
-        f"{1e6 * seconds['compiled'] / length:.2f} µs each; overhead {overhead:+.2f} µs an operation"
+        f"{1e6 * seconds['compiled'] / length:.2f} µs each; overhead {overhead:+.2f} µs per operation"
     )
     return overhead
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each variant (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="small sizes, in seconds")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each variant (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="use small sizes; takes seconds")
     options = parser.parse_args()
     one_thread()
     torch.manual_seed(0)

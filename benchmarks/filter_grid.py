@@ -1,9 +1,9 @@
-"""What filters on a grid change: errors against float64, the time of a training step, and cycles of an IPU.
+"""Effects of filters on a grid: errors against float64, the time of a training step, and cycles of an IPU.
 
     python benchmarks/filter_grid.py
 
-One thread, packed QM9 molecules (random ones if POPGEO_SHARED_DATA is not set), all pairs within 10 angstrom, energies
-and forces in the loss. "Edges" evaluates the filter networks at each edge, "grid" at a few hundred distances.
+One thread, packed QM9 molecules (random molecules if POPGEO_SHARED_DATA is not set), all pairs within 10 angstrom,
+energies and forces in the loss. "Edges" evaluates the filter networks at each edge, "grid" at a few hundred distances.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Step(nn.Module):
 
 
 class Energies(nn.Module):
-    """A model with a loss of energies alone."""
+    """A model with a loss of energies only."""
 
     def __init__(self, model: nn.Module, batch: Batch) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Energies(nn.Module):
 
 
 def model_of(kind: type[AtomModel], filters: str) -> AtomModel:
-    """The same weights for each choice of filters."""
+    """Return a model; its weights are the same for each choice of filters."""
     torch.manual_seed(0)
     graph = PairInteractionGraph(CUTOFF, max_num_nodes=MAX_NUM_NODES)
     own: dict[str, Any] = {"num_filters": CHANNELS, "num_gaussians": GAUSSIANS} if kind is SchNet else {}
@@ -66,7 +66,7 @@ def model_of(kind: type[AtomModel], filters: str) -> AtomModel:
 
 
 def results_of(kind: type[AtomModel], filters: str, dtype: torch.dtype, batch: Batch) -> list[Tensor]:
-    """Energies, forces and the gradients of all weights, in float64."""
+    """Return energies, forces and the gradients of all weights, in float64."""
     step = Step(model_of(kind, filters).to(dtype), batch)
     energy, forces, loss = step(batch.z, batch.pos.to(dtype), batch.batch)
     loss.backward()
@@ -75,7 +75,7 @@ def results_of(kind: type[AtomModel], filters: str, dtype: torch.dtype, batch: B
 
 
 def print_errors(kind: type[AtomModel], batch: Batch) -> None:
-    """Root mean square errors against float64 at each edge, relative to the root mean square."""
+    """Print root mean square errors against float64 at each edge, relative to the root mean square."""
     exact = results_of(kind, "edges", torch.float64, batch)
     for dtype, filters in ((torch.float32, "edges"), (torch.float32, "grid"), (torch.float64, "grid")):
         made = results_of(kind, filters, dtype, batch)
@@ -84,14 +84,14 @@ def print_errors(kind: type[AtomModel], batch: Batch) -> None:
 
 
 def compiled(kind: type[AtomModel], filters: str, batch: Batch) -> Callable[[], object]:
-    """A whole training step with Adam."""
+    """Return a compiled training step with Adam."""
     step = Step(model_of(kind, filters), batch)
     run_step = compile_step(step, torch.optim.Adam(step.parameters(), lr=1e-4))
     return lambda: run_step(batch.z, batch.pos, batch.batch)
 
 
 def print_cycles(batch: Batch) -> None:
-    """What the forward and backward pass of SchNet's energies would cost a Bow IPU with the grid, and as accounted."""
+    """Print the modelled cycles of SchNet's energies, forward and backward, at each edge and with the grid."""
     bow, cycles = IpuTarget.bow(), list[float]()
     for filters in KINDS:
         energies = Energies(model_of(SchNet, filters), batch)
@@ -103,7 +103,7 @@ def print_cycles(batch: Batch) -> None:
 
 
 def main() -> None:
-    """Prints errors, times and cycles."""
+    """Print errors, times and cycles."""
     one_thread()
     torch.set_flush_denormal(True)
     batch = packed_batch(ATOMS)

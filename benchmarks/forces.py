@@ -3,10 +3,11 @@
     python benchmarks/forces.py
     python benchmarks/forces.py --inductor
 
-One thread. Every step predicts energies and forces of packed QM9 molecules (random ones where POPGEO_SHARED_DATA names
-no folder), takes the loss of both, goes back through the backward pass and updates by Adam. All models of a kind see
-the same real edges; SchNet's have the same weights, SchNetPack's PaiNN (`pip install schnetpack`; left out without it)
-the same sizes. Peers run as people run them, and with denormal numbers flushed: goals are against the latter.
+One thread. Every step predicts energies and forces of packed QM9 molecules (random molecules if POPGEO_SHARED_DATA is
+not set), computes the loss of both, backpropagates and updates the weights with Adam. All models of a kind get the same
+real edges. The SchNets have the same weights. SchNetPack's PaiNN (`pip install schnetpack`; left out if missing) has
+the same sizes. The peers run twice: with torch's defaults, and with denormal numbers flushed; goals are relative to
+the flushed run.
 """
 
 import argparse
@@ -44,7 +45,7 @@ NUM_RADIAL, GOAL_OF_MEMORY = 20, 1 / 3
 
 
 class Lengths(nn.Module):
-    """An interaction graph for PyG's model: known edges, whose lengths depend on the positions."""
+    """An interaction graph for PyG's model with known edges; it computes their lengths from the positions."""
 
     def __init__(self, edge_index: Tensor) -> None:
         super().__init__()
@@ -55,11 +56,11 @@ class Lengths(nn.Module):
 
 
 class SchNetPack(nn.Module):
-    """SchNetPack's PaiNN with sums of its atoms' outputs, called as ours are."""
+    """SchNetPack's PaiNN with sums of the atoms' outputs and the arguments of popgeo's models."""
 
     def __init__(self, channels: int, blocks: int, num_radial: int) -> None:
         super().__init__()
-        # SchNetPack 2.2 imports a name of torch's that newer releases have no more; nothing that runs here needs it.
+        # SchNetPack 2.2 imports a name that newer releases of torch lack; it is not used here.
         dataloader.T_co = TypeVar("T_co", covariant=True)  # type: ignore[attr-defined]
         from schnetpack.nn import BesselRBF, CosineCutoff
         from schnetpack.representation import PaiNN as Representation
@@ -99,7 +100,7 @@ class Training(nn.Module):
 
 
 class Comparison:
-    """The steps that are compared, on one batch."""
+    """The compared steps, on one batch."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.batch = batch = packed_batch(options.nodes)
@@ -114,7 +115,7 @@ class Comparison:
         self.memory: dict[str, Callable[[], int]] = {}
 
     def schnets(self, with_inductor: bool) -> tuple[dict[str, Callable[[], Tensor]], dict[str, Callable[[], Tensor]]]:
-        """The peer's steps, and ours."""
+        """Return the steps of PyG's SchNet and of popgeo's."""
         torch.manual_seed(0)
         shape = self.channels, self.channels, self.blocks, GAUSSIANS, CUTOFF
         peer = pyg.SchNet(*shape, interaction_graph=Lengths(self.edges))
@@ -127,7 +128,7 @@ class Comparison:
         return {"PyG's SchNet": self.eager("PyG's SchNet", peer)}, self.all_ways("SchNet", ours, with_inductor)
 
     def painns(self, with_inductor: bool) -> tuple[dict[str, Callable[[], Tensor]], dict[str, Callable[[], Tensor]]]:
-        """The peer's steps, if it is there, and ours."""
+        """Return the steps of SchNetPack's PaiNN, if it is installed, and of popgeo's."""
         peers, shape = {}, (self.channels, self.blocks, NUM_RADIAL)
         if importlib.util.find_spec("schnetpack") is not None:
             name = "SchNetPack's PaiNN"
@@ -152,7 +153,7 @@ class Comparison:
         return steps
 
     def eager(self, name: str, model: nn.Module, *edges: Tensor, **known: Any) -> Callable[[], Tensor]:
-        """Forward, loss, backward and Adam's update, as PyTorch runs them."""
+        """Return an eager step: forward, loss, backward and Adam's update."""
         training = Training(model, self.targets, **known).train()
         optimizer = torch.optim.Adam(training.parameters(), lr=1e-4)
 
@@ -174,7 +175,7 @@ class Comparison:
     def compiled(
         self, name: str, model: nn.Module, *edges: Tensor, backend: str = "cpu", **known: Any
     ) -> Callable[[], Tensor]:
-        """The same as one compiled step."""
+        """Return forward, loss, backward and Adam's update as one compiled step."""
         training = Training(model, self.targets, **known).train()
         optimizer = torch.optim.Adam(training.parameters(), lr=1e-4)
         step = compile_step(training, optimizer, backend=backend)
@@ -189,11 +190,11 @@ class Comparison:
         return lambda: step(*self.given, *edges)
 
     def flops(self, name: str) -> float:
-        """Of the products that no way around is known for.
+        """Return the floating-point operations of the unavoidable matrix products.
 
-        Layers of the filters run forward with how they change along the distance, and back by both, to their inputs
-        and weights: six products, and four where Gaussians come in. Layers of nodes run forward, back, forward again
-        along the forces' gradients and back again, and twice to the weights.
+        Each filter layer runs forward with its derivative by the distance, and backward through both, to its inputs
+        and weights: six products, and four for the layer after the Gaussians. Each node layer runs forward, backward,
+        forward and backward again along the gradients of the forces, and twice to its weights.
         """
         c, atoms = self.channels, self.batch.num_nodes
         edges = self.pairs.shape[1] * (1 if "pairs" in name else 2)
@@ -203,7 +204,7 @@ class Comparison:
 
 
 def print_table(comparison: Comparison, seconds: dict[str, float], peers: list[str]) -> None:
-    """Each step next to its peers, memory, and the goals that concern it."""
+    """Print each step's time next to its peers' times, its memory, and its goals."""
     flushed = [name for name in peers if name.endswith(", flushed")]
     for name, value in seconds.items():
         against = "".join(f" {seconds[peer] / value:6.2f}" for peer in flushed)
@@ -225,7 +226,7 @@ def print_table(comparison: Comparison, seconds: dict[str, float], peers: list[s
 
 
 def processor() -> str:
-    """Its name, and the vectors that it has."""
+    """Return the processor's name and its vector instructions."""
     told = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     name = next((line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("model name")), "")
     return f"{name or platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
@@ -237,9 +238,9 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", choices=("schnet", "painn"), help="leave out the other")
-    parser.add_argument("--inductor", action="store_true", help="next to torch's own compiler (it compiles a minute)")
-    parser.add_argument("--quick", action="store_true", help="a small batch, two rounds")
+    parser.add_argument("--only", choices=("schnet", "painn"), help="measure only this model")
+    parser.add_argument("--inductor", action="store_true", help="also measure torch.compile, a minute of compiling")
+    parser.add_argument("--quick", action="store_true", help="use a small batch and two rounds")
     options = parser.parse_args()
     if options.quick:
         options.nodes, options.channels, options.blocks, options.rounds = 64, 16, 2, 2

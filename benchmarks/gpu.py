@@ -1,11 +1,10 @@
 """Step times on a GPU: eager PyG, torch.compile, packed batches, and packed batches in one CUDA graph.
 
-SchNet on molecules of QM9's sizes, GIN on graphs of NCI1's sizes, a layer of graph transformer, at 32 and 512 graphs a
-batch. Each line has the time of a training step, graphs a second, the share of the time that the loop waited for its
-loader, and the ratio to eager PyG on ordinary batches; goals for the CUDA graph are next to: 3 at 32 graphs, 1.5 at
-512. Two trainings from the same seed must end in the same bits. Without a CUDA device it says so and ends.
-
-`--device cpu` runs the same code on the processor, to see that it works: its times say nothing about a GPU.
+SchNet on molecules of QM9's sizes, GIN on graphs of NCI1's sizes, a layer of graph transformer, at 32 and 512 graphs
+per batch. Each line has the time of a training step, graphs per second, the share of the time spent waiting for the
+loader, and the ratio to eager PyG on ordinary batches. The lines of the CUDA graph also show the goal: 3 at 32 graphs,
+1.5 at 512. Two trainings from the same seed must give bitwise equal weights. Without a CUDA device, the script prints a
+message and ends. `--device cpu` tries the same code on the processor; its times say nothing about a GPU.
 """
 
 import argparse
@@ -45,32 +44,32 @@ class Loss(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """The loss; `mask` is True for real graphs and has one entry for each."""
+        """Return the loss; `mask` has one entry per graph and is True for real graphs."""
         predicted = self.model(x, pos, edge_index, batch, mask.shape[0])
         return torch.where(mask, (predicted - y).abs(), 0).sum() / mask.sum()
 
 
 class MolecularSchNet(nn.Module):
-    """popgeo's SchNet on pairs within the cutoff, which were listed beforehand."""
+    """popgeo's SchNet on precomputed pairs within the cutoff."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.schnet = SchNet(channels, channels, 3, 32, 5.0)
 
     def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-        """[num_graphs]"""
+        """Return one output per graph [num_graphs]."""
         return self.schnet(x, pos, batch, edge_index, num_graphs=num_graphs).flatten()
 
 
 class PygSchNet(nn.Module):
-    """PyG's, on the same pairs."""
+    """PyG's SchNet, on the same pairs."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.distances = Distances(channels, 3, 32, 5.0)
 
     def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-        """[num_graphs]"""
+        """Return one output per graph [num_graphs]."""
         return self.distances(x, x, pos, edge_index, batch, num_graphs)
 
 
@@ -84,7 +83,7 @@ class Layers(nn.Module):
         self.lin = nn.Linear(channels, 1)
 
     def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-        """[num_graphs]"""
+        """Return one output per graph [num_graphs]."""
         h = self.embedding(x)
         for layer in self.layers:
             h = layer(h, edge_index).relu()
@@ -93,7 +92,7 @@ class Layers(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model, what PyG has in its place, and graphs to train them on."""
+    """A popgeo model, its PyG counterpart, and graphs to train both."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -102,7 +101,7 @@ class Case:
 
 
 def make_cases(num_graphs: int, channels: int) -> list[Case]:
-    """The three models; molecules represent QM9, random graphs of its sizes for NCI1."""
+    """Return the three models, with bundled molecules for QM9 and random graphs of NCI1's sizes for NCI1."""
     pairs = PrecomputeInteractionGraph(5.0)
     molecules = [pairs(Data(z=m.z, pos=m.pos, y=m.y[:, 0])) for m in Molecules()[:num_graphs]]
     qm9 = [Data(x=m.z, pos=m.pos, edge_index=m.edge_index, y=m.y) for m in molecules]
@@ -141,7 +140,7 @@ def make_cases(num_graphs: int, channels: int) -> list[Case]:
 def measure(
     step: Callable[..., Tensor], loader: Iterable[Any], inputs: Callable[[Any], tuple[Tensor, ...]], num_steps: int
 ) -> tuple[float, float]:
-    """Seconds of a step, loader included, and the share of them spent waiting for it; after as many to warm up."""
+    """Return a step's seconds, loader included, and the share spent waiting for the loader; warm up first."""
     for _ in range(2):
         waited, done = 0.0, 0
         loss = None
@@ -161,7 +160,7 @@ def measure(
 
 
 def eager(model: nn.Module) -> Callable[..., Tensor]:
-    """A training step in plain PyTorch."""
+    """Return a training step in plain PyTorch."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def step(*given: Tensor) -> Tensor:
@@ -175,7 +174,7 @@ def eager(model: nn.Module) -> Callable[..., Tensor]:
 
 
 def bench(case: Case, batch_size: int, device: str, num_steps: int) -> None:
-    """Prints the lines of one model at one size of batch."""
+    """Print the lines of one model at one batch size."""
     backend = "cuda" if device == "cuda" else "cpu"
     sizes = FixedSizeOptions.tune(case.graphs, batch_size, align=64 if batch_size > 64 else 8, verbose=False)
     packed = FixedSizeDataLoader(
@@ -204,9 +203,9 @@ def bench(case: Case, batch_size: int, device: str, num_steps: int) -> None:
         f"popgeo, packed, compile_step({backend!r})": (compiled(copy.deepcopy(first), backend), packed, of_packed),
     }
     if device == "cpu":
-        del ways["torch.compile(dynamic=True)"]  # a minute of compiling shows nothing here
+        del ways["torch.compile(dynamic=True)"]  # compiling takes a minute and says nothing about a GPU
     graphs_of = {ordinary: len(case.graphs) / len(ordinary), packed: len(case.graphs) / len(packed)}
-    print(f"\n{case.name}, {batch_size} graphs a batch, packed into {sizes}")
+    print(f"\n{case.name}, {batch_size} graphs per batch, packed into {sizes}")
     base = 0.0
     for name, (step, loader, inputs) in ways.items():
         seconds, waited = measure(step, loader, inputs, num_steps)
@@ -214,7 +213,7 @@ def bench(case: Case, batch_size: int, device: str, num_steps: int) -> None:
         base = base or rate
         goal = f" (goal: {GOALS[batch_size]:g})" if "compile_step" in name and batch_size in GOALS else ""
         print(
-            f"  {name:38} {1e3 * seconds:8.3f} ms a step, {rate:10,.0f} graphs/s, waited {waited:5.1%}, "
+            f"  {name:38} {1e3 * seconds:8.3f} ms per step, {rate:10,.0f} graphs/s, waited {waited:5.1%}, "
             f"{rate / base:5.2f}x{goal}",
             flush=True,
         )
@@ -224,14 +223,14 @@ def bench(case: Case, batch_size: int, device: str, num_steps: int) -> None:
 
 
 def compiled(model: nn.Module, backend: str) -> Callable[..., Tensor]:
-    """The same step, compiled."""
+    """Return the same step, compiled."""
     return compile_step(model, torch.optim.Adam(model.parameters(), lr=1e-3), backend=backend)
 
 
 def weights_after(
     model: nn.Module, backend: str, loader: FixedSizeDataLoader, inputs: Any, num_steps: int = 6
 ) -> list[Tensor]:
-    """The weights after some steps on the first batches of epoch 0."""
+    """Return the weights after `num_steps` steps on the first batches of epoch 0."""
     loader.set_epoch(0)
     step = compiled(model, backend)
     for batch in islice(chain.from_iterable(repeat(loader)), num_steps):
@@ -244,7 +243,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 512])
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--quick", action="store_true", help="few graphs and steps of SchNet, in seconds")
+    parser.add_argument("--quick", action="store_true", help="use few graphs and steps of SchNet; takes seconds")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         print("gpu.py: torch finds no CUDA device, so there is nothing to measure.")

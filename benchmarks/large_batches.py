@@ -1,9 +1,9 @@
-"""What a molecule costs in a small and in a large batch: SchNet's compiled step with forces, time and memory.
+"""Cost per molecule in a small and in a large batch: SchNet's compiled step with forces, time and memory.
 
     python benchmarks/large_batches.py
 
-One thread, packed QM9 molecules (random ones if POPGEO_SHARED_DATA names no folder), all pairs within 10 angstrom.
-PyG's eager step, denormal numbers flushed, runs next to it up to about 500 molecules; for 2,000 it needs 7 GB.
+One thread, packed QM9 molecules (random molecules if POPGEO_SHARED_DATA is not set), all pairs within 10 angstrom.
+PyG's eager step, with denormal numbers flushed, is measured up to about 500 molecules; for 2,000 it needs 7 GB.
 """
 
 import argparse
@@ -15,14 +15,14 @@ from timing import measure, one_thread
 from popgeo.command_line import run
 
 OURS, PEER = "SchNet on pairs, compiled", "PyG's SchNet"
-GOAL = 1.15  # time of a molecule in the largest batch over that in the smallest
+GOAL = 1.15  # time per molecule, largest over smallest batch
 LARGEST_OF_PEER = 10_000  # atoms
 
 
 def main() -> None:
-    """Prints a line for each size, and the goal."""
+    """Print a line for each size, and the goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[576, 2304, 9216, 36_864], help="atoms of the batches")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[576, 2304, 9216, 36_864], help="atoms per batch")
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=3)
     options = parser.parse_args()
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def cost_of(nodes: int, channels: int, blocks: int) -> float:
-    """Prints what a molecule of a batch of that many atoms costs; milliseconds of a compiled step."""
+    """Print the cost per molecule in a batch of `nodes` atoms; return the milliseconds of the compiled step."""
     comparison = Comparison(argparse.Namespace(nodes=nodes, channels=channels, blocks=blocks))
     peers, ours = comparison.schnets(with_inductor=False)
     steps = {OURS: ours[OURS]} | (peers if nodes <= LARGEST_OF_PEER else {})

@@ -1,10 +1,10 @@
-"""How fast batches of fixed size are made, next to PyTorch Geometric and a plain copy of the same bytes.
+"""Speed of making batches of fixed size, compared with PyTorch Geometric and with a plain copy of the same bytes.
 
     python benchmarks/loader.py [--quick] [--graphs 6400]
 
-All loaders run over the same molecules: real ones where POPGEO_SHARED_DATA names a folder that holds qm9.npz,
-otherwise made up with the same sizes. One thread; an epoch is one turn; PyG's epochs are warm, so its
-dataset has all its graphs cached as `Data`. The copy reads as many bytes as the batches have, in order.
+All loaders read the same molecules: real molecules if POPGEO_SHARED_DATA names a folder with qm9.npz, otherwise random
+molecules of the same sizes. One thread; each measurement is one epoch. PyG's epochs are warm: its dataset has already
+cached all graphs as `Data`. The copy reads, in order, as many bytes as the batches have.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class Molecules(InMemoryDataset):
 
 
 def real_molecules(path: Path, num_graphs: int) -> Molecules:
-    """The first molecules of QM9, with made-up features in place of chemical ones, which take as long to copy."""
+    """Return the first molecules of QM9, with random features that take as long to copy as chemical ones."""
     arrays = np.load(path)
     num_atoms = arrays["num_atoms"].astype(np.int64)[:num_graphs]
     num_bonds = arrays["num_bonds"].astype(np.int64)[:num_graphs]
@@ -71,7 +71,7 @@ def real_molecules(path: Path, num_graphs: int) -> Molecules:
 
 
 def made_up_molecules(num_graphs: int) -> Molecules:
-    """Molecules of QM9's sizes: 9 to 29 atoms, about as many bonds as atoms."""
+    """Return random molecules of QM9's sizes: 9 to 29 atoms, about as many bonds as atoms."""
     random = np.random.default_rng(0)
     num_atoms = np.clip(random.normal(18, 3, num_graphs).round().astype(np.int64), 9, 29)
     num_bonds = num_atoms + random.integers(-1, 3, num_graphs)
@@ -81,14 +81,14 @@ def made_up_molecules(num_graphs: int) -> Molecules:
 
 
 def sizes_for(store: FlatStore, batch_size: int) -> FixedSizeOptions:
-    """Sizes of about `batch_size` graphs, filled by packing; half a per cent more edges than their share."""
+    """Return sizes for about `batch_size` graphs per batch, with 0.5 % more edges than the mean."""
     nodes, edges = store.sizes.sum(axis=0)
     num_nodes = round(nodes / len(store) * batch_size)
     return FixedSizeOptions(num_nodes + 1, round(num_nodes * edges / nodes * 1.005), round(batch_size * 1.4) + 1)
 
 
 def epoch_of(loader: Iterable[Any]) -> Callable[[], None]:
-    """A function that runs through a loader once."""
+    """Return a function that iterates over a loader once."""
 
     def run() -> None:
         for _ in loader:
@@ -98,7 +98,7 @@ def epoch_of(loader: Iterable[Any]) -> Callable[[], None]:
 
 
 def planned_epoch_of(loader: FixedSizeDataLoader) -> Callable[[], None]:
-    """A function that runs through the first epoch, which is planned only once."""
+    """Return a function that iterates over epoch 0, which the loader plans only once."""
 
     def run() -> None:
         loader.set_epoch(0)
@@ -109,7 +109,7 @@ def planned_epoch_of(loader: FixedSizeDataLoader) -> Callable[[], None]:
 
 
 def without_library(call: Callable[[], None]) -> Callable[[], None]:
-    """The same call as on a machine without a compiler."""
+    """Return the call, run without the compiled library."""
 
     def run() -> None:
         with library.without_native():
@@ -119,7 +119,7 @@ def without_library(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def copy_of(num_bytes: int, new_memory: bool) -> Callable[[], None]:
-    """A function that copies that many bytes in order, in pieces as large as a few batches."""
+    """Return a function that copies `num_bytes` bytes in order, in pieces as large as a few batches."""
     piece = 1 << 20
     pieces = torch.ones(max(1, num_bytes // piece), piece, dtype=torch.uint8)
     target = torch.empty(piece, dtype=torch.uint8)
@@ -135,14 +135,14 @@ def copy_of(num_bytes: int, new_memory: bool) -> Callable[[], None]:
 
 
 def bytes_of_epoch(loader: FixedSizeDataLoader) -> int:
-    """Bytes of all tensors of an epoch."""
+    """Return the bytes of all tensors of an epoch."""
     batch = next(iter(loader))
     tensors = [value for value in batch.to_dict().values() if isinstance(value, torch.Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) * len(loader)
 
 
 def compare(dataset: Molecules, batch_size: int, rounds: int) -> pd.DataFrame:
-    """Graphs per second of every loader at one batch size, and how many times PyG and the copy that is."""
+    """Return graphs per second of every loader at one batch size, with ratios to PyG and to the copy."""
     store = FlatStore.from_dataset(dataset)
     options, strategy = sizes_for(store, batch_size), FixedSizeStrategy.StreamPack
 
@@ -178,7 +178,7 @@ def compare(dataset: Molecules, batch_size: int, rounds: int) -> pd.DataFrame:
 
 
 def first_batch(num_graphs: int) -> float:
-    """Milliseconds from `iter()` to the first batch of a large dataset, planning included."""
+    """Return the milliseconds from `iter()` to the first batch of a large dataset, planning included."""
     dataset = made_up_molecules(num_graphs)
     strategy = FixedSizeStrategy.Window
     options = sizes_for(FlatStore.from_dataset(dataset), 32)
@@ -198,8 +198,8 @@ GOALS = """goals: new memory >= 40 x PyG, >= 0.15 of a copy; reused >= 80 x PyG,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", type=int, default=6400, help="molecules in the dataset (default: 6400)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each loader; the median counts (default: 5)")
-    parser.add_argument("--quick", action="store_true", help="a few graphs and one turn, to see that it runs")
+    parser.add_argument("--rounds", type=int, default=5, help="epochs per loader; the median is printed (default: 5)")
+    parser.add_argument("--quick", action="store_true", help="use few graphs and one epoch, to check the script")
     options = parser.parse_args()
     one_thread()
     num_graphs, rounds = (200, 1) if options.quick else (options.graphs, options.rounds)

@@ -1,10 +1,10 @@
-"""Peak memory of a training step beyond weights and inputs: the compiled step's against eager PyG's on the same edges.
+"""Peak memory of a training step beyond weights and inputs: compiled step against eager PyG on the same edges.
 
     python benchmarks/memory.py
 
-SchNet on packed QM9 molecules. Eager memory is what tensors made during forward, loss and backward hold at the worst
-moment, gradients of weights included for both; the compiled step's is the memory that it allocates once, and what its
-operations allocate at the worst moment.
+SchNet on packed QM9 molecules. Eager memory is the peak size of the tensors made during forward, loss and backward.
+Compiled memory is the step's one allocation plus the peak size of the allocations by its operations. Both include the
+gradients of the weights.
 """
 
 import argparse
@@ -29,7 +29,7 @@ GOAL = 1 / 3
 
 
 class PeakMemory(TorchDispatchMode):
-    """Follows the bytes of all storages that operations make, until each is freed."""
+    """A counter of the bytes in all storages made by operations and not yet freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class PeakMemory(TorchDispatchMode):
 
 
 def eager_peak(model: nn.Module, step: Callable[[], Tensor]) -> int:
-    """Bytes at the worst moment of a step; the first one is not counted."""
+    """Return the peak bytes of the second of two steps."""
     for _ in range(2):
         model.zero_grad(set_to_none=True)
         with PeakMemory() as memory:
@@ -67,7 +67,7 @@ def eager_peak(model: nn.Module, step: Callable[[], Tensor]) -> int:
 
 
 class Step(nn.Module):
-    """Prediction and loss, as `training_model` takes them."""
+    """Prediction and loss, in the form that `training_model` expects."""
 
     def __init__(self, model: nn.Module, num_graphs: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=576)
     parser.add_argument("--channels", type=int, default=100)
     parser.add_argument("--blocks", type=int, default=4)
-    parser.add_argument("--quick", action="store_true", help="a small batch")
+    parser.add_argument("--quick", action="store_true", help="use a small batch")
     options = parser.parse_args()
     if options.quick:
         options.nodes, options.channels, options.blocks = 96, 16, 2
@@ -104,7 +104,7 @@ def main() -> None:
     expected = mse_loss(peer(batch.z, batch.pos, batch.batch), target).detach()
     torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-3)
     runner = compiled.bound.on_processor.usual
-    assert isinstance(runner, GraphRunner)  # nor inductor
+    assert isinstance(runner, GraphRunner)  # the default backend, not inductor
     gradients = sum(p.nbytes for p in model.parameters())
     ours = runner.peak_bytes + gradients
     print(

@@ -1,11 +1,11 @@
-"""A training step of SchNet on packed QM9 molecules: popgeo's against PyG's, eager and compiled, and where time goes.
+"""A training step of SchNet on packed QM9 molecules: popgeo's against PyG's, eager and compiled, with a profile.
 
     python benchmarks/models.py
 
-One thread. Every model has the same parameters and sees the same interactions; every step includes Adam's update;
-ratios are PyG's time over ours, so above 1 ours is faster. PyG runs twice: as people run it, and with denormal numbers
-flushed (`torch.set_flush_denormal`), which on many processors makes it several times faster; goals are against the
-latter. Real molecules come from the folder that POPGEO_SHARED_DATA names, random ones are in if it is not set.
+One thread. All models have the same parameters and the same interactions; every step includes Adam's update. Ratios are
+PyG's time over popgeo's, so popgeo is faster if a ratio is above 1. PyG runs twice: with torch's defaults, and with
+denormal numbers flushed (`torch.set_flush_denormal`), which on many processors makes it several times faster. Goals are
+relative to the flushed run. Molecules come from the folder named by POPGEO_SHARED_DATA; if it is not set, from chance.
 """
 
 import argparse
@@ -34,7 +34,7 @@ GOALS = (
 
 
 class KnownEdges(nn.Module):
-    """An interaction graph for PyG's model that costs nothing: the edges were found before."""
+    """An interaction graph for PyG's model that returns edges found beforehand, at no cost."""
 
     def __init__(self, edge_index: Tensor, edge_weight: Tensor) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class KnownEdges(nn.Module):
 
 
 def packed_batch(num_nodes: int) -> Batch:
-    """Molecules in order of the data until the next would not fit with one padding atom; the rest is padding."""
+    """Return molecules in data order until the next would not fit with a padding atom, then padding."""
     transform = PrecomputeInteractionGraph(CUTOFF, half_list=True)
     molecules, free = [], num_nodes - 1
     for z, pos in iter_molecules():
@@ -59,7 +59,7 @@ def packed_batch(num_nodes: int) -> Batch:
 
 
 def iter_molecules() -> Iterator[tuple[Tensor, Tensor]]:
-    """Atomic numbers and positions, real ones if the data is there."""
+    """Yield atomic numbers and positions: of QM9 if the file exists, otherwise random."""
     generator = np.random.default_rng(0)
     path = real_data.shared("qm9.npz")
     if path is None:
@@ -74,7 +74,7 @@ def iter_molecules() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def eager_step(model: nn.Module, *args: Tensor, num_graphs: int, **kwargs: object) -> Callable[[], Tensor]:
-    """Forward, loss, backward and Adam's update, as PyTorch runs them."""
+    """Return an eager step: forward, loss, backward and Adam's update."""
     target = torch.zeros(num_graphs, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     if isinstance(model, SchNet):
@@ -103,7 +103,7 @@ class Training(nn.Module):
 
 
 def compiled_step(model: SchNet, *args: Tensor, num_graphs: int, half_list: bool = False) -> Callable[[], Tensor]:
-    """The same as one step of the executor, which has a copy of the model."""
+    """Return the same step, compiled, on a copy of the model."""
     model = copy.deepcopy(model)
     options = ipu.Options(show_progress=False, strict=False)
     training = ipu.training_model(
@@ -113,7 +113,7 @@ def compiled_step(model: SchNet, *args: Tensor, num_graphs: int, half_list: bool
 
 
 class Comparison:
-    """The training steps that are compared, on one batch and from the same weights."""
+    """The compared training steps, on one batch and from the same weights."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.batch = batch = packed_batch(arguments.nodes)
@@ -125,12 +125,12 @@ class Comparison:
         self.weights = self.peer(*self.slots).state_dict()
 
     def peer(self, edge_index: Tensor, edge_weight: Tensor) -> pyg.SchNet:
-        """PyG's model on edges that are given."""
+        """Return PyG's model on given edges."""
         torch.manual_seed(0)
         return pyg.SchNet(*self.shape, interaction_graph=KnownEdges(edge_index, edge_weight))
 
     def peers(self, with_inductor: bool) -> dict[str, Callable[[], Tensor]]:
-        """PyG's steps: on the slots of the nearest neighbors, and on those edges alone that are not absent."""
+        """Return PyG's steps: on all neighbor slots, and on the real edges only."""
         edge_index, edge_weight = self.slots
         real = edge_weight < CUTOFF
         alone = edge_index[:, real], edge_weight[real]
@@ -141,7 +141,7 @@ class Comparison:
         return both_ways(steps)
 
     def ours(self) -> dict[str, Callable[[], Tensor]]:
-        """Ours, as eager modules and compiled."""
+        """Return popgeo's steps, eager and compiled."""
         steps: dict[str, Callable[[], Tensor]] = {}
         given = {"half_list": True, "num_graphs": self.num_graphs}
         for name, graph, edges, choices in (
@@ -157,15 +157,15 @@ class Comparison:
         return steps
 
     def num_filters(self) -> dict[str, int]:
-        """How many edges have a filter computed for them."""
+        """Return the number of edges with a computed filter, by model."""
         nodes, real = self.batch.num_nodes, int((self.slots[1] < CUTOFF).sum())
         pairs, known = MAX_NUM_NODES // 2 * nodes, self.batch.num_edges
         return {"PyG, KNN": K * nodes, "PyG, real": real, "KNN": K * nodes, "pairs": pairs, "precomputed": known}
 
     def flops(self, num_edges: int) -> float:
-        """Of all products of a step; nothing is computed again in the backward pass.
+        """Return the floating-point operations of all products of a step, if backward recomputes nothing.
 
-        Forward once, backward twice as much, except that the Gaussians, which the filters start from, need no gradient.
+        Backward needs twice as many as forward, but the filters' input, the Gaussians, needs no gradient.
         """
         hidden, filters, blocks, gaussians, _ = self.shape
         num_nodes = len(self.batch.z)
@@ -176,7 +176,7 @@ class Comparison:
 
 
 def print_goals(seconds: dict[str, float]) -> None:
-    """Each goal, against PyG with denormal numbers flushed and as people run it."""
+    """Print each goal and the ratios to PyG, with denormal numbers flushed and with torch's defaults."""
     for ours, peer, goal in GOALS:
         if peer in seconds:
             plain, fair = (seconds[name] / seconds[f"{ours}, compiled"] for name in (peer, f"{peer}, flushed"))
@@ -192,8 +192,8 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=100)
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--no-inductor", action="store_true", help="leave out the compiled peer (it compiles a minute)")
-    parser.add_argument("--quick", action="store_true", help="a small batch, two rounds, no inductor")
+    parser.add_argument("--no-inductor", action="store_true", help="leave out inductor, which compiles for a minute")
+    parser.add_argument("--quick", action="store_true", help="use a small batch, two rounds, no inductor")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.nodes, arguments.channels, arguments.blocks, arguments.rounds = 96, 16, 2, 2
@@ -202,7 +202,7 @@ def main() -> None:
         real_data.say_random("qm9.npz", "made-up molecules of 9 to 29 atoms")
     comparison = Comparison(arguments)
     variants = comparison.peers(not (arguments.quick or arguments.no_inductor)) | comparison.ours()
-    # Each variant's first step starts from the same weights; a flushed one's is its peer's second.
+    # Each variant's first step starts from the same weights. A flushed variant shares its peer's model.
     losses = {name: float(step()) for name, step in variants.items() if not name.endswith(", flushed")}
     assert max(losses.values()) - min(losses.values()) < 1e-3 * max(losses.values()), losses
     seconds = measure(variants, rounds=arguments.rounds)

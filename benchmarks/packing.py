@@ -1,9 +1,9 @@
-"""Packing: how full and how random packs are, how long a plan takes, and how that compares with packing Data objects.
+"""Quality and time of packing: fill and randomness of packs, time of a plan, compared with packing Data objects.
 
-Sizes are the published histograms of QM9 (130,831 graphs) and HydroNet (4,464,740), which lie in `benchmarks/data`,
-with edges drawn around the mean number per node; with `--quick`, a stand-in of 6,000 graphs each. A length N counts
-real nodes: one padding node, and one padding graph, come on top. `E+0.5%` is the slack of the edge budget over its mean
-share.
+The sizes follow the published histograms of QM9 (130,831 graphs) and HydroNet (4,464,740) in `benchmarks/data`, with
+edges drawn around the mean number per node. `--quick` draws 6,000 graphs each instead. A length N counts real nodes;
+each pack has one padding node and one padding graph in addition. `E+0.5%` is the slack of the edge budget over the mean
+number of edges.
 """
 
 import argparse
@@ -46,7 +46,7 @@ STRATEGIES: dict[str, Callable[..., Packs]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One budget, and what the plans of named strategies must reach: node and edge share, in percent."""
+    """One budget, and the goals of named strategies: shares of used nodes and edges, in percent."""
 
     dataset: str
     length: int
@@ -66,7 +66,7 @@ CASES = (
 
 
 def dataset_sizes(name: str, quick: bool) -> np.ndarray:
-    """Nodes and edges of every graph, in random order. int64 [num_graphs, 2]"""
+    """Return nodes and edges of every graph, in random order, int64 [num_graphs, 2]."""
     random = np.random.default_rng(0)
     if not quick:
         with (PUBLISHED / "size_histograms.csv").open() as file:
@@ -82,7 +82,7 @@ def dataset_sizes(name: str, quick: bool) -> np.ndarray:
 
 
 def budget_for(case: Case, sizes: np.ndarray) -> tuple[np.ndarray, Budget]:
-    """The sizes that count, and what a pack may hold of them."""
+    """Return the counted sizes (nodes, or nodes and edges), and the budget of a pack."""
     mean = sizes.mean(axis=0)
     num_graphs = int(2 * case.length / mean[0]) + 2
     if case.slack is None:
@@ -96,7 +96,7 @@ def seeded() -> torch.Generator:
 
 
 def quality(cases: tuple[Case, ...], sizes: dict[str, np.ndarray]) -> pd.DataFrame:
-    """How full and how random the packs of every strategy are."""
+    """Return the fill and the randomness of every strategy's packs."""
     tables = []
     for case in cases:
         table, budget = budget_for(case, sizes[case.dataset])
@@ -116,7 +116,7 @@ def quality(cases: tuple[Case, ...], sizes: dict[str, np.ndarray]) -> pd.DataFra
 
 
 def times(case: Case, sizes: np.ndarray, rounds: int) -> Iterator[tuple[str, float]]:
-    """Seconds of every plan, of an epoch after the first, and until the first packs are there."""
+    """Yield the seconds of every plan, of a plan after the first, and until the first packs."""
     table, budget = budget_for(case, sizes)
 
     def plan_anew() -> Packs:
@@ -135,7 +135,7 @@ def times(case: Case, sizes: np.ndarray, rounds: int) -> Iterator[tuple[str, flo
 
 
 def next_fit_over_data(dataset: list[Data], budget: Budget) -> list[list[int]]:
-    """The peer: next fit as a batch sampler does it, asking each Data object for its size."""
+    """Pack by next fit, as a batch sampler that reads the size of each Data object. The peer."""
     order = torch.randperm(len(dataset)).tolist()
     packs: list[list[int]] = [[]]
     nodes = edges = 0
@@ -151,9 +151,9 @@ def next_fit_over_data(dataset: list[Data], budget: Budget) -> list[list[int]]:
 
 
 def against_data_objects(sizes: np.ndarray, rounds: int) -> dict[str, float]:
-    """Seconds per graph of `window`, compiled and not, and of the peer, in turn."""
+    """Return seconds per graph of `window`, with and without the compiled library, and of the peer."""
     table, budget = budget_for(Case("QM9", 576, 0.005, {}), sizes)
-    part = table[:20_000]  # times are in proportion, and objects take memory
+    part = table[:20_000]  # times are proportional to the number, and objects take memory
     dataset = [Data(x=torch.empty(n, 1), edge_index=torch.empty(2, e, dtype=torch.long)) for n, e in part.tolist()]
 
     def interpreted() -> Packs:
@@ -173,12 +173,12 @@ def against_data_objects(sizes: np.ndarray, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small made-up datasets, in seconds")
+    parser.add_argument("--quick", action="store_true", help="use small random datasets; takes seconds")
     arguments = parser.parse_args()
     one_thread()
     start = time.perf_counter()
     if arguments.quick:
-        print("RANDOM DATA: 6,000 made-up sizes for each dataset, since --quick was asked for.")
+        print("RANDOM DATA: 6,000 random sizes for each dataset, because of --quick.")
     sizes = {name: dataset_sizes(name, arguments.quick) for name in EDGES_PER_NODE}
     print(f"popgeo packing: {', '.join(f'{name} {len(table):,} graphs' for name, table in sizes.items())}; one thread")
     print("compiled library in use" if library.is_available() else f"no compiled library: {library.reason()}")
@@ -186,7 +186,7 @@ def main() -> None:
     print(
         "\nFill (percent of the budget), gap to the proven bound (packs), variance of batch means over i.i.d. (0.8-1.2"
     )
-    print("is the goal for window at 8 graphs a batch and more)")
+    print("is the goal for window at 8 graphs per batch and more)")
     with pd.option_context("display.width", 160, "display.max_columns", 20):
         print(quality(CASES, sizes).to_string(index=False))
 

@@ -1,4 +1,4 @@
-"""Edge cut, balance and time of popgeo's own partitioner next to METIS's (`pip install pymetis`), at one thread.
+"""Edge cut, balance and time of popgeo's partitioner next to METIS's (`pip install pymetis`), at one thread.
 
 python benchmarks/partition.py
 """
@@ -16,7 +16,7 @@ from popgeo.sampling import PartitionMethod, edge_cut, partition
 
 
 def mesh(num_nodes: int) -> Tensor:
-    """A square grid."""
+    """Return a square grid."""
     side = int(num_nodes**0.5)
     node = torch.arange(side * side).view(side, side)
     across = torch.stack([node[:, :-1].flatten(), node[:, 1:].flatten()])
@@ -24,7 +24,7 @@ def mesh(num_nodes: int) -> Tensor:
 
 
 def communities(num_nodes: int, size: int = 1000, share: float = 0.8) -> Tensor:
-    """Five edges a node, of which a share stays in the node's own community."""
+    """Return five edges per node; a fraction `share` of them stays in the node's community."""
     generator = torch.Generator().manual_seed(0)
     size = min(size, num_nodes // 4)
     source = torch.randint(num_nodes // size * size, (5 * num_nodes,), generator=generator)
@@ -35,7 +35,7 @@ def communities(num_nodes: int, size: int = 1000, share: float = 0.8) -> Tensor:
 
 
 def r_mat(num_nodes: int) -> Tensor:
-    """Sixteen edges a node whose ends are drawn bit by bit (R-MAT, Chakrabarti, Zhan and Faloutsos 2004)."""
+    """Return an R-MAT graph (Chakrabarti, Zhan and Faloutsos 2004) with sixteen edges per node."""
     generator, edges = torch.Generator().manual_seed(0), torch.zeros(2, 16 * num_nodes, dtype=torch.int64)
     for _ in range((num_nodes - 1).bit_length()):
         quarter = torch.rand(edges.shape[1], generator=generator)
@@ -66,7 +66,7 @@ def main() -> None:
             balance = float(parts.bincount(minlength=arguments.parts).max()) * arguments.parts / arguments.nodes
             print(f"{name:12} {method.name:11} {cuts[method]:9.1%} {balance:10.3f} {seconds:8.2f}")
         if len(cuts) == 2:
-            print(f"{name:12} cut next to METIS's: {cuts[PartitionMethod.Multilevel] / cuts[methods[0]]:.2f} x")
+            print(f"{name:12} cut relative to METIS's: {cuts[PartitionMethod.Multilevel] / cuts[methods[0]]:.2f} x")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Training of other people's potentials: an epoch as people run it, at fixed shape, and with the step compiled once.
+"""Training time of other frameworks' potentials: an epoch as published, at fixed shape, and with a compiled step.
 
     pip install mace-torch
     python benchmarks/potentials.py
     python benchmarks/potentials.py --inductor --structures 2000     # with torch's compiler: minutes of compiling
     python benchmarks/potentials.py --framework nequip               # or schnetpack
-    python benchmarks/potentials.py --screening 1000                 # ASE's calculators, MACE's own and popgeo's
-    python benchmarks/potentials.py --quick                          # all of one framework within two minutes
+    python benchmarks/potentials.py --screening 1000                 # MACE's ASE calculator and popgeo's
+    python benchmarks/potentials.py --quick                          # all parts for one framework in two minutes
 
-One thread, float32. Structures of 2 to 60 atoms, crystals and clusters, have energies and forces of EMT; the model
-has random weights. An epoch is MACE's own `take_step` (loss, clipped gradients, Adam) over the batches of its loader or
-of popgeo's, of as many structures on average. Times are of the processor, variants in turn.
+One thread, float32. The structures, crystals and clusters of 2 to 60 atoms, have energies and forces of EMT; the model
+has random weights. An epoch runs MACE's `take_step` (loss, clipped gradients, Adam) over the batches of MACE's loader
+or of popgeo's; both have the same mean number of structures per batch. Times are processor times, variants in turn.
 """
 
 import argparse
@@ -33,7 +33,7 @@ CUTOFF, SPECIES, MOST_LOADER = 5.0, (13, 28, 29), 0.02
 
 
 def structures(number: int) -> list[Any]:
-    """Every third one a crystal of one metal, the others clusters of three, all moved at random."""
+    """Return copper crystals (every third) and clusters of three metals, with random displacements."""
     from ase.build import bulk
     from ase.calculators.emt import EMT
     from ase.calculators.singlepoint import SinglePointCalculator
@@ -56,7 +56,7 @@ def structures(number: int) -> list[Any]:
 
 
 def as_items(structures: list[Any]) -> list[Any]:
-    """As MACE's own."""
+    """Convert structures to MACE's `AtomicData`."""
     from mace import data, tools
 
     keys = data.KeySpecification(info_keys={"energy": "REF_energy"}, arrays_keys={"forces": "REF_forces"})
@@ -69,7 +69,7 @@ def as_items(structures: list[Any]) -> list[Any]:
 
 
 def mace_model(channels: int) -> torch.nn.Module:
-    """A small MACE without TorchScript parts, which torch.compile does not take."""
+    """Return a small MACE without TorchScript parts, which torch.compile cannot compile."""
     from e3nn import o3
     from mace import modules
     from mace.tools.compile import prepare
@@ -95,7 +95,7 @@ def mace_model(channels: int) -> torch.nn.Module:
 
 
 class Epochs:
-    """Epochs of MACE over one list of structures, each way with a model and an optimizer of its own."""
+    """Epochs of MACE over one list of structures; each variant has its own model and optimizer."""
 
     def __init__(self, atoms: list[Any], channels: int, batch_size: int, cutoff: float) -> None:
         from mace import modules
@@ -110,7 +110,7 @@ class Epochs:
         self.model, self.loss = mace_model(channels), modules.WeightedEnergyForcesLoss(1.0, 100.0)
 
     def another(self, one_pass: bool) -> torch.nn.Module:
-        """A model with the first one's weights; a deepcopy of it would make TorchScript of e3nn's parts again."""
+        """Return a model with the first model's weights; deepcopy would turn e3nn's parts into TorchScript again."""
         from popgeo.potentials.mace import in_one_pass
 
         model = mace_model(self.channels)
@@ -120,7 +120,7 @@ class Epochs:
     def own(
         self, loader: Any, wrap: Callable[[torch.nn.Module], Any] = lambda model: model, one_pass: bool = False
     ) -> Callable[[], None]:
-        """An epoch by MACE's `take_step`."""
+        """Return an epoch with MACE's `take_step`."""
         from mace.tools.train import take_step
 
         model = self.another(one_pass)
@@ -129,13 +129,13 @@ class Epochs:
 
         def epoch() -> None:
             for batch in loader:
-                batch.positions.requires_grad_()  # MACE leaves that to the caller while torch compiles
+                batch.positions.requires_grad_()  # MACE leaves this call to its user if torch compiles
                 take_step(called, self.loss, batch, optimizer, None, asked, 10.0, torch.device("cpu"))
 
         return epoch
 
     def compiled(self, backend: str, one_pass: bool = False) -> Callable[[], None]:
-        """An epoch with the whole step captured once, with e3nn's convolutions or those in one pass."""
+        """Return an epoch with a compiled step, with e3nn's convolutions or with one-pass convolutions."""
         from popgeo.potentials.mace import TrainingStep
 
         step = TrainingStep(self.another(one_pass), self.loss)
@@ -151,7 +151,7 @@ class Epochs:
 
 
 def traces(epoch_with: Callable[[Callable[[torch.nn.Module], Any]], Callable[[], None]]) -> int:
-    """How often torch.compile traces the model in one epoch; what it would make of the graphs is left out."""
+    """Return the number of times that torch.compile traces the model in an epoch; it compiles no graph."""
     count = 0
 
     def counted(graph: Any, inputs: Any) -> Any:
@@ -165,7 +165,7 @@ def traces(epoch_with: Callable[[Callable[[torch.nn.Module], Any]], Callable[[],
 
 
 def screening(count: int) -> None:
-    """Energies and forces of structures one by one: MACE's calculator, and popgeo's, each compiled in one shape."""
+    """Print MACE's calculator next to popgeo's, compiled in fixed shapes, on structures one by one."""
     from mace.calculators import MACECalculator
     from mace.tools.compile import configure_autograd_for_compile
 
@@ -201,20 +201,20 @@ def screening(count: int) -> None:
         plain.num_real[1] = 0
     print(f"screening of {count} structures: MACE's calculator meets {len(shapes)} shapes, popgeo's {ours.num_shapes}")
     print(f"traces by torch.compile(dynamic=False) with popgeo's: {traced}; {ours.describe()}")
-    print(f"energies an atom differ by {largest:.1e} eV; s: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
+    print(f"energies per atom differ by {largest:.1e} eV; s: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
 
 
 def main() -> None:
-    """Measures an epoch each way, and prints ratios to MACE as people run it."""
+    """Measure an epoch of each variant, and print the ratios to the framework's own training."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--structures", type=int, default=64)
     parser.add_argument("--batch_size", type=int, default=10)
     parser.add_argument("--channels", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--inductor", action="store_true", help="torch.compile too: minutes of compiling")
+    parser.add_argument("--inductor", action="store_true", help="also measure torch.compile: minutes of compiling")
     parser.add_argument("--framework", choices=("mace", "nequip", "schnetpack"), default="mace")
-    parser.add_argument("--screening", type=int, default=0, help="that many structures, and no training")
-    parser.add_argument("--quick", action="store_true", help="fewer structures and rounds")
+    parser.add_argument("--screening", type=int, default=0, help="screen this number of structures instead of training")
+    parser.add_argument("--quick", action="store_true", help="use fewer structures and rounds")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.structures, arguments.rounds = 40, 2
@@ -239,7 +239,7 @@ def main() -> None:
         "compile_step, one pass": epochs.compiled("cpu", one_pass=True),
     }
     if arguments.inductor:
-        if arguments.framework == "mace":  # the models of the others are compiled by switches of their own
+        if arguments.framework == "mace":  # the other frameworks have their own switches to compile a model
             variants["torch.compile, its loader"] = epochs.own(epochs.ragged, torch.compile)
             fixed_shape: Any = lambda model: torch.compile(model, dynamic=False)  # noqa: E731
             variants["torch.compile, popgeo's loader"] = epochs.own(epochs.fixed, fixed_shape)
@@ -248,7 +248,7 @@ def main() -> None:
     seconds = measure(variants, rounds=arguments.rounds, min_seconds=0.0)
     for variant, took in seconds.items():
         goal = f"   goal {GOALS[variant]:.1f}x" if variant in GOALS else ""
-        print(f"{variant:<42} {took:8.2f} s an epoch   {seconds[name] / took:6.2f}x{goal}")
+        print(f"{variant:<42} {took:8.2f} s per epoch   {seconds[name] / took:6.2f}x{goal}")
     fastest = min(took for variant, took in seconds.items() if "alone" not in variant)
     share = seconds["popgeo's loader alone"] / fastest
     print(f"the loader's share of the fastest epoch: {share:.2%}   goal {MOST_LOADER:.0%}")

@@ -1,12 +1,12 @@
-"""Structures on their way to other people's potentials: host time and slack next to jraph, shapes in a screening.
+"""Batches of structures for other frameworks' potentials: host time and slack next to jraph, shapes in a screening.
 
-    python benchmarks/potentials_feed.py --structures 2000                     # jraph.dynamically_batch, if it is there
-    python benchmarks/potentials_feed.py --screening 1000                      # torch_sim, if it is there
+    python benchmarks/potentials_feed.py --structures 2000                 # with jraph.dynamically_batch, if installed
+    python benchmarks/potentials_feed.py --screening 1000                  # needs torch_sim
 
-Structures are crystals and clusters of 2 to 60 atoms, with random positions near a lattice and pairs up to 4 angstrom.
-The first part makes each epoch of batches for nequix with popgeo and with `jraph.dynamically_batch`, as nequix does,
-from structures in memory. The second runs a screening of many small systems through one model of fixed shape, and
-counts the shapes that a compiler would see, next to those of the systems as they come.
+The structures are crystals and clusters of 2 to 60 atoms, with random positions near a lattice and pairs up to 4
+angstrom. The first part makes each epoch of batches for nequix from structures in memory: with popgeo, and with
+`jraph.dynamically_batch` as in nequix. The second part screens many small systems with one model of fixed shape, and
+counts the shapes seen by a compiler, next to the number of different shapes among the systems.
 """
 
 import argparse
@@ -27,7 +27,7 @@ CUTOFF, NUMBERS = 4.0, (13, 29)
 
 
 def structure(number: int, most_atoms: int = 60) -> Data:
-    """One of 2 to `most_atoms` atoms on a lattice, displaced; every third is a cluster in a wide cell."""
+    """Return 2 to `most_atoms` displaced atoms on a lattice; every third structure is a cluster in a wide cell."""
     random = np.random.default_rng(number)
     num_atoms = int(random.integers(2, most_atoms + 1))
     side = int(np.ceil(num_atoms ** (1 / 3)))
@@ -49,7 +49,7 @@ def structure(number: int, most_atoms: int = 60) -> Data:
 
 
 def seconds(epoch: Any) -> tuple[float, list[float]]:
-    """Processor time of one epoch, and how full the edges of each batch are."""
+    """Return the processor time (s) of one epoch, and the fill of each batch's edges."""
     start = time.process_time()
     full = list(epoch())
     return time.process_time() - start, full
@@ -58,7 +58,7 @@ def seconds(epoch: Any) -> tuple[float, list[float]]:
 def against_jraph(structures: list[Data], batch_size: int, repeats: int) -> None:
     nodes = sum(len(one.z) for one in structures)
     edges = sum(one.num_edges for one in structures)
-    num_nodes = int(nodes / len(structures) * batch_size * 1.1) + 1  # as nequix sizes its batches
+    num_nodes = int(nodes / len(structures) * batch_size * 1.1) + 1  # the rule of nequix for the size of its batches
     num_edges = int(edges / len(structures) * batch_size * 1.1)
     loader = nequix.fixed_size_loader(
         structures, NUMBERS, num_nodes=num_nodes, num_edges=num_edges, batch_size=2 * batch_size, shuffle=True
@@ -73,7 +73,7 @@ def against_jraph(structures: list[Data], batch_size: int, repeats: int) -> None
     try:
         import jraph
     except ImportError:
-        print("jraph is not installed; popgeo alone")
+        print("jraph is not installed; only popgeo is measured")
     else:
         table = torch.tensor(NUMBERS)
         made = [nequix.as_graph(one, table) for one in structures]
@@ -104,7 +104,7 @@ def against_jraph(structures: list[Data], batch_size: int, repeats: int) -> None
     for name, epochs in found.items():
         full = epochs[0][1]
         took = median(one for one, _ in epochs)
-        print(f"{name}: {took:.3f} s an epoch, {len(full)} batches, edges {1 - np.mean(full[:-1]):.1%} slack")
+        print(f"{name}: {took:.3f} s per epoch, {len(full)} batches, edges {1 - np.mean(full[:-1]):.1%} slack")
     if len(found) > 1:
         ours_took, theirs_took = (median(one for one, _ in epochs) for epochs in found.values())
         print(f"host time: {theirs_took / ours_took:.1f} times popgeo's")
@@ -149,7 +149,7 @@ def screening(count: int) -> None:
             shapes.add(len(state.positions))
             model(state)
     took = time.process_time() - start
-    print(f"{count} structures: {evaluator.describe()}; {len(shapes)} shapes as they come; {took:.1f} s, all told")
+    print(f"{count} structures: {evaluator.describe()}; {len(shapes)} shapes without popgeo; {took:.1f} s in total")
     print(f"warnings of growth: {sum('more than a batch' in str(one.message) for one in told)}")
 
 

@@ -1,4 +1,4 @@
-"""Epochs of NequIP and SchNetPack for potentials.py, each way with a model and an optimizer of its own."""
+"""Epochs of NequIP and SchNetPack for potentials.py; each variant has its own model and optimizer."""
 
 import typing
 from collections.abc import Callable
@@ -13,30 +13,30 @@ SYMBOLS, NUM_LAYERS = ["Al", "Ni", "Cu"], 2
 
 
 def no_change(model: nn.Module) -> Any:
-    """What wraps a model that is run as it is."""
+    """Return the model unchanged."""
     return model
 
 
 class OtherEpochs:
-    """What both have in common: one step of Adam a batch, by the framework's loss or in one module."""
+    """The common part of both: one Adam step per batch, by the framework's loss or in one module."""
 
     ragged: Any
     fixed: Any
 
     def another(self, one_pass: bool) -> nn.Module:
-        """A new model with the weights that all have."""
+        """Return a new model with the common initial weights."""
         raise NotImplementedError
 
     def loss(self, called: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The framework's loss of a batch of either loader."""
+        """Return the framework's loss of a batch of either loader."""
         raise NotImplementedError
 
     def step(self, model: nn.Module) -> nn.Module:
-        """A step as one module of a batch's tensors."""
+        """Return the step as one module with a batch's tensors as arguments."""
         raise NotImplementedError
 
     def own(self, loader: Any, wrap: Callable[[nn.Module], Any] = no_change, one_pass: bool = False) -> Any:
-        """An epoch by the framework's model and loss."""
+        """Return an epoch with the framework's model and loss."""
         model = self.another(one_pass)
         called, optimizer = wrap(model), torch.optim.Adam(model.parameters(), lr=1e-3)
 
@@ -49,7 +49,7 @@ class OtherEpochs:
         return epoch
 
     def compiled(self, backend: str, one_pass: bool = False) -> Callable[[], None]:
-        """An epoch with the whole step captured once."""
+        """Return an epoch with a compiled step."""
         step = self.step(self.another(one_pass))
         optimizer = torch.optim.Adam(step.parameters(), lr=1e-3)
         first, options = self.known(next(iter(self.fixed))), StepOptions(num_threads=1)
@@ -62,12 +62,12 @@ class OtherEpochs:
         return epoch
 
     def known(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What the step is given of a batch."""
+        """Return the part of a batch that the step receives."""
         return batch
 
 
 class NequIPEpochs(OtherEpochs):
-    """NequIP's energy and forces by atom, in eager mode, as its compiled mode is of torch.compile."""
+    """NequIP's loss of energy per atom and forces, in eager mode, since its compiled mode uses torch.compile."""
 
     def __init__(self, atoms: list[Any], channels: int, batch_size: int, cutoff: float) -> None:
         from nequip.data import AtomicDataDict, from_ase
@@ -109,7 +109,7 @@ class NequIPEpochs(OtherEpochs):
         return self.loss_fn(of_real(called(given), batch), of_real(batch, batch))["weighted_sum"]
 
     def known(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Padding's targets are NaN, which the step leaves out by its masks only if they are numbers."""
+        """Replace NaN, the target of padding, by numbers, since masks remove only numbers from a sum."""
         return {name: value.nan_to_num() if value.is_floating_point() else value for name, value in batch.items()}
 
     def step(self, model: nn.Module) -> nn.Module:
@@ -122,7 +122,7 @@ class _NequIPStep(nn.Module):
         self.model = model
 
     def forward(self, **batch: torch.Tensor) -> torch.Tensor:
-        """Errors of energies by atom and of forces, over real rows."""
+        """Return the squared errors of energies per atom plus the squared errors of forces, over real rows."""
         from popgeo.potentials.padding import mean_over_real
 
         out = self.model({name: value for name, value in batch.items() if not name.endswith("_mask")})
@@ -138,7 +138,7 @@ class SchNetPackEpochs(OtherEpochs):
         from torch.utils.data import dataloader
 
         if not hasattr(dataloader, "T_co"):
-            dataloader.T_co = typing.TypeVar("T_co", covariant=True)  # type: ignore[attr-defined]  # of its version 2.1
+            dataloader.T_co = typing.TypeVar("T_co", covariant=True)  # type: ignore[attr-defined]  # needed by version 2.1
         from schnetpack.data.loader import _atoms_collate_fn
         from schnetpack.transform import ASENeighborList, CastTo32
 

@@ -1,16 +1,16 @@
-"""Predictions for many molecules of mixed size: `popgeo.Predictor` next to PyG's DataLoader and the model run eagerly.
+"""Predictions for many molecules of mixed size: `popgeo.Predictor` against PyG's DataLoader and the eager model.
 
     python benchmarks/predict.py [--quick]
 
-Both predict for the same molecules (those of QM9 where POPGEO_SHARED_DATA names a folder that holds qm9.npz) with the
-same weights and batches of the same number of molecules, at one thread, denormal numbers flushed. Ours begins with a
-list of graphs, as PyG does, with a store and with a loader: making graphs flat, choosing the shape, compiling, packing
-and putting results in order are counted. SchNet has the pairs within 5 angstrom listed beforehand, PyG's in both
-directions. GIN is the same module of PyG's layers on both sides. `at defaults` is SchNet with an interaction graph that
-is told nothing of the molecules, next to one that is told the atoms of the largest. The last lines time a new
-process from its start to its first result, of a model and of exported files, in Python and, if there is a g++, in C++
-(`examples/cpp_predict`). A graph that is a dictionary of tensors needs no PyG: that time is given as a multiple
-of the time to import torch in the same process, too.
+Both predict for the same molecules (QM9 if POPGEO_SHARED_DATA names a folder with qm9.npz) with the same weights and
+the same number of molecules per batch, at one thread, with denormal numbers flushed. popgeo starts from a list of
+graphs (as PyG), from a store and from a loader; its time includes flattening graphs, choosing the shape, compiling,
+packing and ordering the results. SchNet reads precomputed pairs within 5 angstrom; PyG reads both directions. Both
+sides use the same GIN module, made of PyG's layers. `at defaults` is SchNet with an interaction graph that does not
+know the size of the largest molecule, compared with a graph that knows it. The last lines time a new process from its
+start to its first result: of a model and of exported files, in Python and, if g++ is installed, in C++
+(`examples/cpp_predict`). A graph given as a dictionary of tensors needs no PyG; this time is also printed as a multiple
+of the time to import torch in the same process.
 """
 
 import argparse
@@ -44,14 +44,14 @@ from popgeo.nn import KNNInteractionGraph, PairInteractionGraph, SchNet
 
 CHANNELS, BLOCKS, GAUSSIANS, CUTOFF = 64, 3, 32, 5.0
 GOALS = {"SchNet": 6.0, "GIN": 3.0}
-OF_FEW = 1.5  # for 1,000 molecules
+OF_FEW = 1.5  # goal for 1,000 molecules
 FIRST_RESULT = 1.5  # seconds
 OF_IMPORT = 1.3
 CPP = Path(__file__).parents[1] / "examples" / "cpp_predict" / "predict.cpp"
 
 
 class Lengths(nn.Module):
-    """The interaction graph of PyG's SchNet: edges that are listed beforehand."""
+    """The interaction graph of PyG's SchNet with precomputed edges."""
 
     edge_index: Tensor
 
@@ -61,7 +61,7 @@ class Lengths(nn.Module):
 
 
 class PooledGIN(nn.Module):
-    """GIN of PyG, summed over each molecule."""
+    """PyG's GIN, summed over each molecule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,10 +73,10 @@ class PooledGIN(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--molecules", type=int, default=100_000, help="how many (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=64, help="molecules of a batch (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="2,000 molecules, in seconds")
+    parser.add_argument("--molecules", type=int, default=100_000, help="number of molecules (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=64, help="molecules per batch (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each side (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="use 2,000 molecules; takes seconds")
     options = parser.parse_args()
     one_thread()
     count, rounds = (2000, 1) if options.quick else (options.molecules, options.rounds)
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def compare(name: str, sides: dict[str, Callable[[], Tensor]], count: int, rounds: int) -> None:
-    """Prints molecules in a second, ratios to PyG's time, and the largest difference."""
+    """Print molecules per second, ratios to PyG's time, and the largest difference."""
     found = {side: predict() for side, predict in sides.items()}
     off = max(float((found["PyG"] - one).abs().max() / found["PyG"].abs().max()) for one in found.values())
     seconds = measure({side: flushed(predict) for side, predict in sides.items()}, rounds)
@@ -100,14 +100,14 @@ def compare(name: str, sides: dict[str, Callable[[], Tensor]], count: int, round
     ratios = ", ".join(f"{side} {seconds['PyG'] / seconds[side]:.2f}x" for side in sides if side != "PyG")
     goal = GOALS[name] if count > 1000 else OF_FEW
     print(
-        f"{name}, {count:,} molecules: {per_second} a second; {ratios} (goal: {goal:g}); largest difference {off:.0e}"
+        f"{name}, {count:,} molecules: {per_second} per second; {ratios} (goal: {goal:g}); largest difference {off:.0e}"
     )
 
 
 def compare_defaults(
     graph: Callable[..., nn.Module], molecules: list[tuple[Tensor, Tensor]], batch_size: int, rounds: int
 ) -> None:
-    """Prints how much longer predictions take where nothing is known of the largest molecule."""
+    """Print the ratio of times without and with the known size of the largest molecule."""
     largest = max(len(z) for z, _ in molecules)
     graphs = [Data(z=z, pos=pos) for z, pos in molecules]
     sides = {}
@@ -124,7 +124,7 @@ def compare_defaults(
 
 
 def iter_molecules() -> Iterator[tuple[Tensor, Tensor]]:
-    """Atomic numbers and positions, real ones if the data is there, in random order, without end."""
+    """Yield atomic numbers and positions in random order, without end: QM9's if the file exists."""
     generator = np.random.default_rng(0)
     path = real_data.shared("qm9.npz")
     while path is None:
@@ -139,18 +139,18 @@ def iter_molecules() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def near(pos: Tensor, cutoff: float) -> Tensor:
-    """Each pair of atoms within the cutoff, once. [2, num_pairs]"""
+    """Return each pair of atoms within the cutoff, once [2, num_pairs]."""
     apart = (pos.unsqueeze(0) - pos.unsqueeze(1)).square().sum(2)
     return (apart <= cutoff * cutoff).triu(1).nonzero().T.flip(0).contiguous()
 
 
 def both(pairs: Tensor) -> Tensor:
-    """Both directions of each pair."""
+    """Return both directions of each pair."""
     return torch.cat([pairs, pairs.flip(0)], 1)
 
 
 def eagerly(graphs: list[Data], batch_size: int, predict: Callable[[Batch], Tensor]) -> Callable[[], Tensor]:
-    """All predictions as PyG's users make them."""
+    """Return a function that makes all predictions with PyG's loader and the eager model."""
 
     @torch.inference_mode()
     def run_all() -> Tensor:
@@ -160,7 +160,7 @@ def eagerly(graphs: list[Data], batch_size: int, predict: Callable[[Batch], Tens
 
 
 def compiled(graphs: list[Data], batch_size: int, model: nn.Module, **choices: Any) -> dict[str, Callable[[], Tensor]]:
-    """All predictions by a new predictor, from whatever holds the graphs."""
+    """Return functions that make all predictions with a new predictor, from a list, a store, a loader."""
 
     def run_all(source: Any) -> Tensor:
         return popgeo.Predictor(model, batch_size=batch_size, **choices)(source)["out"]
@@ -171,7 +171,7 @@ def compiled(graphs: list[Data], batch_size: int, model: nn.Module, **choices: A
 
 
 def schnets(molecules: list[tuple[Tensor, Tensor]], batch_size: int) -> dict[str, Callable[[], Tensor]]:
-    """SchNet of both sides, with the same weights."""
+    """Return the functions of SchNet for both sides, with the same weights."""
     torch.manual_seed(0)
     shape, lengths = (CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF), Lengths()
     peer, ours = PygSchNet(*shape, interaction_graph=lengths).eval(), SchNet(*shape)
@@ -188,7 +188,7 @@ def schnets(molecules: list[tuple[Tensor, Tensor]], batch_size: int) -> dict[str
 
 
 def gins(molecules: list[tuple[Tensor, Tensor]], batch_size: int) -> dict[str, Callable[[], Tensor]]:
-    """One GIN for both sides, on atoms joined if they are near enough for a bond."""
+    """Return the functions of one GIN for both sides, with edges between atoms at bond distance."""
     torch.manual_seed(0)
     model = PooledGIN().eval()
     graphs = [Data(x=one_hot(z, 10).float(), edge_index=both(near(pos, 1.7))) for z, pos in molecules]
@@ -224,7 +224,7 @@ OF_MODEL = """popgeo.Predictor(popgeo.nn.SchNet(64, 64, 3, 32, 5.0), popgeo.Fixe
 
 
 def first_results(molecules: list[tuple[Tensor, Tensor]]) -> None:
-    """How long a new process takes from its start to its first result."""
+    """Print the time of a new process from its start to its first result."""
     z, pos = molecules[0]
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "graph.pt"
@@ -249,10 +249,10 @@ def first_results(molecules: list[tuple[Tensor, Tensor]]) -> None:
 
 
 def from_cpp(file: Path, program: Path) -> None:
-    """The same of a program that needs no Python: the example of C++, which predicts for a molecule of water."""
+    """Print the time to the first result of the C++ example, which predicts for a water molecule."""
     compiler, of_torch = shutil.which("g++"), Path(torch.__file__).parent
     if compiler is None:
-        print("first result of a new process, a file of aotinductor from C++: there is no g++")
+        print("first result of a new process, a file of aotinductor from C++: g++ is not installed")
         return
     libraries = [f"-L{of_torch}/lib", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{of_torch}/lib"]
     export_forces(file)
@@ -263,7 +263,7 @@ def from_cpp(file: Path, program: Path) -> None:
 
 
 def export_forces(file: Path) -> None:
-    """A model with its forces, as the example takes it."""
+    """Export a model with its forces, in the form that the C++ example reads."""
     z, pos = torch.tensor([8, 1, 1]), torch.randn(3, 3)
     water = Data(z=z, pos=pos, edge_index=both(near(pos, CUTOFF)))
     model = SchNet(CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF)
@@ -271,7 +271,7 @@ def export_forces(file: Path) -> None:
 
 
 def say_first(name: str, seconds: float) -> None:
-    """Prints a time, next to the goal if it is that of a file."""
+    """Print a time, and the goal if it is the time of a file."""
     goal = f" (goal: {FIRST_RESULT:g} s)" if "file" in name else ""
     print(f"first result of a new process, {name}: {seconds:.2f} s{goal}")
 

@@ -1,9 +1,9 @@
-"""Products of matrices as layers have them: popgeo's kernel, which compiled steps use, next to torch's.
+"""Matrix products in the sizes of layers: popgeo's kernel, which compiled steps use, next to torch's.
 
     python benchmarks/products.py
 
-One thread, variants in turn, medians, denormal numbers flushed. `forward` adds a bias, `inputs` and `weights` are the
-gradients of a layer by its inputs and by its weights. Both sides write into memory that is there.
+One thread, variants in turn, medians, denormal numbers flushed. `forward` adds a bias; `inputs` and `weights` are the
+gradients of a layer by its inputs and by its weights. Both sides write into existing memory.
 """
 
 import argparse
@@ -23,14 +23,14 @@ SIZES = ((128, 64, 64), (617, 64, 64), (1088, 128, 128), (1088, 256, 256), (5500
 
 
 def products(num_rows: int, num_inner: int, num_columns: int) -> dict[str, tuple[Tensor, ...]]:
-    """The operands of a layer's three products."""
+    """Return the operands of a layer's three products."""
     x, weight = torch.randn(num_rows, num_inner), torch.randn(num_columns, num_inner)
     grad, bias = torch.randn(num_rows, num_columns), torch.randn(num_columns)
     return {"forward": (bias, x, weight.t()), "inputs": (grad, weight), "weights": (grad.t(), x)}
 
 
 def sides(operands: tuple[Tensor, ...]) -> dict[str, Callable[[], object]]:
-    """The same product by torch and by the kernel; torch alone if there is no kernel for this processor."""
+    """Return a product by torch, and by the kernel if there is one for this processor."""
     function = torch.addmm if len(operands) == 3 else torch.mm
     out = torch.empty(operands[-2].shape[0], operands[-1].shape[1])
     graph = capture(function, bind(function, *operands)).graph
@@ -43,7 +43,7 @@ def sides(operands: tuple[Tensor, ...]) -> dict[str, Callable[[], object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each side (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each side (default: %(default)s)")
     rounds = parser.parse_args().rounds
     one_thread()
     print(f"{processor()}; GFLOP/s of torch and of popgeo, and torch's time over popgeo's")

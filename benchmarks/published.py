@@ -1,4 +1,4 @@
-"""Published measurements of a Bow IPU, and the functions that were measured."""
+"""Published measurements of a Bow IPU, and the measured functions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch_geometric.utils import scatter
 from popgeo import ipu
 
 FAMILIES = ("gather", "scatter_add", "matmul", "schnet_block")
-# How many points of each family constants may be fitted to; the others are for checking.
+# Number of points of each family for fitting constants; the other points are for checking.
 NUM_FITTED = {"gather": 60, "scatter_add": 60, "matmul": 18, "schnet_block": 30}
 SEED = 0
 FOLDER = Path(__file__).resolve().parent / "data"
@@ -30,8 +30,8 @@ class Point:
     Attributes:
         family: One of `FAMILIES`.
         sizes: Rows of the input, features, rows of the result; for a product rows, contraction, columns.
-        dtype: Type of its elements.
-        cycles: Measured on one Bow IPU at 1.85 GHz.
+        dtype: Type of the elements.
+        cycles: Cycles measured on one Bow IPU at 1.85 GHz.
     """
 
     family: str
@@ -41,7 +41,7 @@ class Point:
 
 
 def points(folder: Path, family: str) -> list[Point]:
-    """All published points of a family, in the order of the file."""
+    """Return all published points of a family, in the order of the file."""
     if family == "matmul":
         table = pd.read_csv(folder / "bow_dense_matmul.csv")
         return [
@@ -57,14 +57,14 @@ def points(folder: Path, family: str) -> list[Point]:
 
 
 def split(family: str, every: Sequence[Point], seed: int = SEED) -> tuple[list[Point], list[Point]]:
-    """The points to fit constants to, drawn by a seed, and the others, to check them with."""
+    """Return the points for fitting constants, drawn by a seed, and the other points, for checking."""
     order = np.random.default_rng(seed).permutation(len(every))
     cut = NUM_FITTED[family]
     return [every[i] for i in order[:cut]], [every[i] for i in order[cut:]]
 
 
 def compile_point(point: Point, target: ipu.IpuTarget = TARGET) -> ipu.CompiledStep:
-    """The function that was measured, compiled for the point's shapes."""
+    """Return the measured function, compiled for the point's shapes."""
     function, inputs = _FUNCTIONS[point.family](point)
     return ipu.compile(function, inputs, target=target, strict=False)
 
@@ -88,7 +88,7 @@ def _matmul(point: Point) -> tuple[Callable[..., Tensor], list[Tensor]]:
 
 
 class FastSoftplus(nn.Module):
-    """The shifted softplus as it was measured: log(0.5 exp(x) + 0.5)."""
+    """The shifted softplus as measured: log(0.5 exp(x) + 0.5)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.log(0.5 * torch.exp(x) + 0.5)

@@ -1,8 +1,9 @@
-"""GPS++ of 44 million weights as the published run had it, on packs of 60 nodes, 120 edges and 8 graphs.
+"""GPS++ of 44 million weights with the settings of the published run, on packs of 60 nodes, 120 edges and 8 graphs.
 
-Of `configs/GPS_PCQ_16gps_44M.yaml`, `run_training.py`, `model/` and `pipeline/` in graphcore/examples
-gnn/ogb_lsc_pcqm4mv2: whole packs attend to themselves under one bias for each pair, which an encoder makes of hops and
-of 128 Gaussians of the distance in float32; two heads name the categories of atoms and bonds that were replaced.
+The source is `configs/GPS_PCQ_16gps_44M.yaml`, `run_training.py`, `model/` and `pipeline/` in graphcore/examples
+gnn/ogb_lsc_pcqm4mv2. All nodes of a pack attend to each other, with a bias for each pair; an encoder computes the bias
+from hops and from 128 Gaussians of the distance in float32. Two heads predict the replaced categories of atoms and
+bonds.
 """
 
 import torch
@@ -13,26 +14,26 @@ from popgeo import ipu
 from popgeo.ipu.report.report import Pipeline
 from popgeo.ops import gather, global_add_pool
 
-PACKS, NODES, EDGES, GRAPHS = 8, 61, 121, 9  # a dummy of each next to 60, 120 and 8
-REAL = 3.8 * PACKS  # graphs of a pack: 60 nodes, 89 % of them used, 14.1 nodes a molecule
+PACKS, NODES, EDGES, GRAPHS = 8, 61, 121, 9  # 60, 120 and 8, and one dummy of each
+REAL = 3.8 * PACKS  # graphs per pack: 60 nodes, 89 % of them used, 14.1 nodes per molecule
 NODE, EDGE, GRAPH, HEADS, LAYERS, KERNELS, ENCODED = 256, 128, 64, 32, 16, 128, 32
-# Values of each category, of OGB's table and of the periodic one; the trimmed tables of the run are not known.
+# Values of each category by OGB's table and the periodic table. The trimmed tables of the run are unknown.
 OF_ATOMS, OF_BONDS = (119, 12, 12, 10, 6, 2, 2, 10, 8, 19), (5, 6, 2)
 
 
 def mlp(inputs: int, inner: int, outputs: int, act: type[nn.Module] = nn.GELU, first: bool = False) -> nn.Sequential:
-    """Two layers with a norm between them, and with one before them where it stands first."""
+    """Return two layers with a norm between them; `first` adds a norm before them."""
     before = [nn.LayerNorm(inputs)] if first else []
     return nn.Sequential(*before, nn.Linear(inputs, inner), nn.LayerNorm(inner), act(), nn.Linear(inner, outputs))
 
 
 def drop_rows(rows: Tensor, rate: float) -> Tensor:
-    """Dropout of whole rows, so that one number is drawn for each."""
+    """Drop whole rows; one random number is drawn per row."""
     return rows * (F.dropout(torch.ones_like(rows[:, :1]), rate))
 
 
 class Gaussians(nn.Module):
-    """Densities of learned normal distributions, in float32: [...] -> [..., KERNELS]"""
+    """Densities of learned normal distributions, in float32: [...] -> [..., KERNELS]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Gaussians(nn.Module):
 
 
 class Categories(nn.Module):
-    """The sum of an embedding of each category: [..., categories] -> [..., 64]"""
+    """The sum of the categories' embeddings: [..., categories] -> [..., 64]."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
@@ -56,7 +57,7 @@ class Categories(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Features of nodes and edges, and the bias of each pair of a pack."""
+    """The encoder of features of nodes, edges and graphs, and of the bias of each pair in a pack."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class Encoder(nn.Module):
     def forward(
         self, atoms: Tensor, bonds: Tensor, places: dict[str, Tensor], lengths: Tensor, hops: Tensor, distance: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[nodes, NODE], [edges, EDGE], [graphs, GRAPH] and [PACKS, HEADS, NODES, NODES]"""
+        """Return [nodes, NODE], [edges, EDGE], [graphs, GRAPH] and [PACKS, HEADS, NODES, NODES]."""
         known = (hops != -1).unsqueeze(-1).to(distance.dtype)
         kernels = self.of_distance(distance) * known  # [PACKS, NODES, NODES, KERNELS]
         of_hops = self.hops(hops.clamp(0, 100)) * known
@@ -91,7 +92,7 @@ class Encoder(nn.Module):
 
 
 class PackAttention(nn.Module):
-    """Attention of each pack to itself, with one product each for queries, keys and values."""
+    """Attention within each pack, with one product each for queries, keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,11 +107,11 @@ class PackAttention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Messages next to attention, and a feed-forward network behind both."""
+    """Message passing and attention in parallel, followed by a feed-forward network."""
 
     def __init__(self, depth: float) -> None:
         super().__init__()
-        self.skip = 0.3 * depth  # of the graphs, behind attention and behind the network
+        self.skip = 0.3 * depth  # part of the graphs skipped after attention and after the feed-forward network
         self.edge_mlp = mlp(2 * NODE + EDGE + GRAPH, 4 * EDGE, EDGE)
         self.node_mlp = mlp(3 * NODE + 2 * EDGE + GRAPH, 4 * NODE, NODE)
         self.graph_mlp = mlp(GRAPH + NODE + EDGE, 4 * GRAPH, GRAPH)
@@ -121,7 +122,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, e: Tensor, g: Tensor, bias: Tensor, ends: Tensor, batch: Tensor, of_edge: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What nodes, edges and graphs are before and after the layer."""
+        """Return the new features of nodes, edges and graphs."""
         at_source, at_target = gather(x, ends[0]), gather(x, ends[1])
         e_new = drop_rows(self.edge_mlp(torch.cat([at_target, at_source, e, gather(g, of_edge)], 1)), 0.0035)
         received = global_add_pool(torch.cat([e_new, at_source], 1), ends[1], len(x))
@@ -134,13 +135,13 @@ class Layer(nn.Module):
         return self.norm_x(self.left_in(self.ffn(both), batch) + both), e + e_new, g + g_new
 
     def left_in(self, rows: Tensor, batch: Tensor) -> Tensor:
-        """Stochastic depth by graphs (arXiv:1603.09382)."""
+        """Drop the rows of random graphs: stochastic depth (arXiv:1603.09382)."""
         kept = (torch.rand(PACKS * GRAPHS, 1, dtype=rows.dtype, device=rows.device) - self.skip).ceil()
         return rows / (1 - self.skip) * gather(kept, batch)
 
 
 class Decoder(nn.Module):
-    """The energy gap of each graph, and the categories of each atom and bond; the loss of all three."""
+    """The loss of each graph's energy gap and of the categories of each atom and bond."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +161,7 @@ class Decoder(nn.Module):
 
 
 class GpsStep(nn.Module):
-    """The loss of a micro-batch of packs."""
+    """The model and loss of a micro-batch of packs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +183,7 @@ class GpsStep(nn.Module):
         true_atoms: Tensor,
         true_bonds: Tensor,
     ) -> Tensor:
-        """[]"""
+        """Return the loss []."""
         x, e, g, bias = self.encoder(atoms, bonds, places, lengths, hops, distance)
         for layer in self.layers:
             x, e, g = layer(x, e, g, bias, ends, batch, of_edge)
@@ -191,7 +192,7 @@ class GpsStep(nn.Module):
 
 
 def example(dtype: torch.dtype) -> list[object]:
-    """Arguments of a micro-batch, all zero."""
+    """Return the arguments of a micro-batch, all zero."""
     nodes, edges = PACKS * NODES, PACKS * EDGES
 
     def numbers(*shape: int) -> Tensor:
@@ -218,10 +219,11 @@ def example(dtype: torch.dtype) -> list[object]:
 
 
 def gps_plus_plus() -> Pipeline:
-    """The plan of the published run: 4 replicas of 4 stages, float16, 8 micro-batches an update.
+    """Return the plan of the published run: 4 replicas of 4 stages, float16, 8 micro-batches per update.
 
-    The program deals out 18 layers of Keras, the encoder and the decoder among them, evenly, the last stages one more:
-    the encoder and 3 layers, 4, 5, and 4 with the decoder. The host calls it once an epoch, here once in 100 updates.
+    The program splits its 18 Keras layers, which include the encoder and the decoder, evenly; the last stages get one
+    layer more: the encoder and 3 layers, 4, 5, and 4 with the decoder. The host calls the published program once per
+    epoch, and this plan once per 100 updates.
     """
     model = GpsStep().to(torch.float16).to("meta")
     return ipu.pipeline(

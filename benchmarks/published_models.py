@@ -1,4 +1,4 @@
-"""BERT, ResNet-50, EfficientNet-B4 and LAMB as the published runs on IPUs had them."""
+"""BERT, ResNet-50, EfficientNet-B4 and LAMB with the settings of the published runs on IPUs."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB (arXiv:1904.00962) on float16 weights with its two moments in float32, as PopART's."""
+    """LAMB (arXiv:1904.00962) on float16 weights with both moments in float32, as in PopART."""
 
     def __init__(self, params: Any, lr: float = 1e-3) -> None:
         super().__init__(params, {"lr": lr})
@@ -32,7 +32,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 class Attention(nn.Module):
-    """Of one layer of BERT: one product for queries, keys and values, scores scaled and masked in float16."""
+    """Attention of a BERT layer: one product for queries, keys, values; scores scaled and masked in float16."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Attention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention and a feed-forward network, each added to what it got and normalised."""
+    """Attention and a feed-forward network, each with a residual connection and a norm."""
 
     def __init__(self, width: int, heads: int, attention_dropout: float, dropout: float = 0.1) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class EncoderLayer(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Of tokens, positions and segments."""
+    """The sum of the embeddings of tokens, positions and segments."""
 
     def __init__(self, vocabulary: int, width: int, positions: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Embedding(nn.Module):
 
 
 class Pretraining(nn.Module):
-    """The heads of the first phase: masked words, whose output weights are the embedding's, and the next sentence."""
+    """The heads of the first phase: masked words, with the embedding's weights, and the next sentence."""
 
     def __init__(self, width: int, embedding: nn.Embedding, masked: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Spans(nn.Module):
 
 
 class Bert(nn.Module):
-    """BERT and its loss, as Graphcore's PopART program writes it."""
+    """BERT and its loss, as in Graphcore's PopART program."""
 
     def __init__(
         self, *, layers: int, width: int, tokens: int, masked: int = 0, attention_dropout: float = 0.0
@@ -143,13 +143,13 @@ class Bert(nn.Module):
 
 
 def _normed(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    """A convolution and its batch norm."""
+    """Return a convolution and its batch norm."""
     conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
     return [conv, nn.BatchNorm2d(outputs)]
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions next to a short way, version 1.5: the middle one takes the steps."""
+    """Three convolutions with a shortcut, version 1.5: the middle convolution has the stride."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class Bottleneck(nn.Module):
 
 
 class ImageLoss(nn.Module):
-    """An image network's input as bytes, and its loss."""
+    """The common part of image networks: bytes as input, and the loss."""
 
     def normalised(self, image: Tensor) -> Tensor:
         return (image.to(torch.float16) - 0.5) * (1 / 255)
@@ -222,7 +222,7 @@ class MbConv(nn.Module):
 
 
 def _grouped(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    """A convolution and its group norm of 4 groups."""
+    """Return a convolution and its group norm of 4 groups."""
     conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
     return [conv, nn.GroupNorm(4, outputs)]
 
@@ -259,6 +259,6 @@ class EfficientNetB4(ImageLoss):
 
 
 def _rounded(channels: float) -> int:
-    """Channels as a multiple of 8, and of 16 from 16 on as the groups need it."""
+    """Round channels to a multiple of 8."""
     step = 8
     return max(step, int(channels + step / 2) // step * step)

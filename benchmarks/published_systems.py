@@ -1,7 +1,7 @@
-"""BERT, ResNet-50 and EfficientNet as published on 16 and 64 Bow IPUs, and what the plan says of each; nothing fitted.
+"""Published throughputs of BERT, ResNet-50 and EfficientNet on 16 and 64 Bow IPUs, next to plans without fitting.
 
-A row's update takes `accumulation` turns of its pipeline and a rest. Where a program was published on 16 and on 64
-IPUs, with another accumulation, the two rows give both; the plan's turn and rest are held against these.
+The update of a row takes `accumulation` turns of its pipeline and a rest. If a program was published on 16 and on 64
+IPUs with different accumulation, the two rows determine turn and rest; the script compares the plan's with them.
 """
 
 import time
@@ -21,9 +21,9 @@ from popgeo import ipu
 from popgeo.ipu.report.report import Pipeline
 
 MEDIAN_GATE, WORST_GATE, MEAN_GATE, PART_GATE = 0.10, 0.25, 0.05, 0.15
-INSIDE_GATE, WIDTH_GATE = 0.8, 1.5  # part of all published rows in their own interval, and how wide the median one is
-FLOOR = 1.14  # the same program between two frameworks
-SLIGHTLY_OFF = ((1.01, 1.0), (0.99, 1.0), (1.0, 1.01), (1.0, 0.99))  # seconds of the two updates of a pair
+INSIDE_GATE, WIDTH_GATE = 0.8, 1.5  # share of rows within their own interval; width of the median interval
+FLOOR = 1.14  # ratio between two frameworks for the same program
+SLIGHTLY_OFF = ((1.01, 1.0), (0.99, 1.0), (1.0, 1.01), (1.0, 0.99))  # factors on the seconds of a pair's two updates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def _bert(layers: int, width: int, **sizes: Any) -> Callable[[], nn.Module]:
 
 
 def _cuts(counts: tuple[int, ...], head: int) -> dict[str, int]:
-    """Which layer begins on which IPU; the embedding stands on the first, the heads if they are told to."""
+    """Return the IPU of each first layer; the embedding is on the first IPU, the heads are on IPU `head`."""
     begins, layer = {}, 0
     for number, count in enumerate(counts):
         if count and number:
@@ -101,7 +101,7 @@ ROWS = (
 
 
 def plan_of(row: Row) -> Pipeline:
-    """The plan of a published configuration."""
+    """Return the plan of a published configuration."""
     with torch.device("meta"):
         model = row.model()
     model = model.to(torch.float16)
@@ -118,10 +118,10 @@ def plan_of(row: Row) -> Pipeline:
 
 
 def turn_and_rest(seconds: Mapping[int, float]) -> tuple[float, float]:
-    """Seconds of a turn and of the rest of an update, of the same program with two accumulations.
+    """Return the seconds of a turn and of the rest of an update, from two accumulations of the same program.
 
     Args:
-        seconds: Of an update, by the number of micro-batches.
+        seconds: Seconds of an update, by the number of micro-batches.
 
     Example:
         >>> turn_and_rest({100: 1.5, 50: 1.0})
@@ -133,7 +133,7 @@ def turn_and_rest(seconds: Mapping[int, float]) -> tuple[float, float]:
 
 
 def judged(folder: Path) -> Iterator[Judged]:
-    """Each of `ROWS` next to its plan."""
+    """Yield each of `ROWS` next to its plan."""
     for row in ROWS:
         plan, (measured,) = plan_of(row), points(folder, row.name, "real").values()
         ratio = plan.micro_batches_per_second * row.batch / measured
@@ -141,13 +141,13 @@ def judged(folder: Path) -> Iterator[Judged]:
 
 
 def intervals(rows: Sequence[Judged]) -> tuple[float, float]:
-    """The part of the rows that lies in their own intervals, and the median of the highest over the lowest factor."""
+    """Return the share of rows within their own intervals, and the median of high over low of the intervals."""
     widths = [row.budget.high / row.budget.low for row in rows]
     return sum(row.is_inside for row in rows) / len(rows), median(widths)
 
 
 def tell(folder: Path) -> None:
-    """Prints each published row next to its plan, then the turn and the rest of the pairs."""
+    """Print each published row next to its plan, then turn and rest of the pairs."""
     print(f"\n{'BERT, ResNet, EfficientNet':<26}{'IPUs':>5}{'published':>12}{'modelled':>12}{'ratio':>7}", end="")
     print(f"{'turn, ms':>10}{'rest, s':>9}{'memory':>8}  items/s, Bow")
     errors, found, updates = [], [*judged_others(folder)], {}
@@ -169,13 +169,13 @@ def tell(folder: Path) -> None:
     print(
         f"  median error {of_all['median']:.0%} (goal {MEDIAN_GATE:.0%}), largest {of_all['largest']:.0%} "
         f"(goal {WORST_GATE:.0%}), mean with signs {of_all['mean']:+.1%} (goal {MEAN_GATE:.0%}): "
-        f"{'met' if met else 'MISSED'}; one program differs by {FLOOR} between two frameworks"
+        f"{'met' if met else 'MISSED'}; the same program differs by {FLOOR} between two frameworks"
     )
     inside, wide = intervals(found)
     met = inside >= INSIDE_GATE and wide <= WIDTH_GATE
     print(
         f"  of {len(found)} published rows {inside:.0%} lie in the interval of their report (goal {INSIDE_GATE:.0%}); "
-        f"the median one is {wide:.2f} wide (goal {WIDTH_GATE}): {'met' if met else 'MISSED'}"
+        f"the median interval is {wide:.2f} wide (goal {WIDTH_GATE}): {'met' if met else 'MISSED'}"
     )
     first, second = (updates[f"bert-l-128-popart-{ipus}"] for ipus in (16, 64))
     turn, rest = turn_and_rest({count: seconds for seconds, count, _ in (first, second)})
@@ -185,14 +185,14 @@ def tell(folder: Path) -> None:
         print(f"  {name} of BERT-Large in PopART: {published:.4f} s published, {modelled:.4f} s modelled, {verdict}")
     moved = [turn_and_rest({first[1]: first[0] * a, second[1]: second[0] * b})[1] for a, b in SLIGHTLY_OFF]
     print(
-        f"  the published rest moves by {(max(moved) - min(moved)) / 2:.3f} s where either throughput is 1 % off, and "
-        f"supposes one rest on both machines, where the plan's are {_parts(first[2])[1]:.3f} and "
+        f"  the published rest moves by {(max(moved) - min(moved)) / 2:.3f} s if a throughput is 1 % off, and "
+        f"assumes the same rest on both machines; the plan has {_parts(first[2])[1]:.3f} and "
         f"{_parts(second[2])[1]:.3f} s"
     )
 
 
 def _parts(plan: Pipeline) -> tuple[float, float]:
-    """Seconds of a turn, or of a micro-batch if one is through before the next one begins, and of the rest."""
+    """Return the seconds of a turn (of a micro-batch if micro-batches do not overlap) and of the rest."""
     clock, rest = plan.target.clock, max(plan.update)
     whole = max((turn.end - turn.start for turn in plan.turns), default=(plan.cycles - rest) / plan.micro_batches)
     return whole / clock, rest / clock

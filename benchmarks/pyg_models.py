@@ -1,15 +1,16 @@
 """Training steps of PyG's own layers: compiled by popgeo, eager, and compiled by torch's inductor, on the same batch.
 
-    python benchmarks/pyg_models.py                         all three graphs, without inductor: some four minutes
+    python benchmarks/pyg_models.py                         all three graphs, without inductor: about four minutes
     python benchmarks/pyg_models.py --graphs molecules      packed molecules
-    python benchmarks/pyg_models.py --graphs cora           Cora as it is
+    python benchmarks/pyg_models.py --graphs cora           Cora as published
     python benchmarks/pyg_models.py --graphs large          170,000 nodes, 1.2 M edges, power law, 128 features
     python benchmarks/pyg_models.py --only GIN PNA --inductor
 
 One thread; processor time, variants in turn, medians; a step is forward, backward and Adam. Denormal numbers are
-flushed for all of them, as popgeo does by itself. Ratios are a peer's time over ours, so above 1 ours is faster.
-The share of products is what the matrix products of a step would take at the speed of a large one, of our time. Of the
-large graph, whose eager steps take many seconds, four models of two layers are measured unless they are named.
+flushed for all variants, as popgeo does by default. Ratios are a peer's time over popgeo's, so popgeo is faster if a
+ratio is above 1. The share of products is the time of the step's matrix products at the speed of a large product,
+divided by popgeo's time. On the large graph, an eager step takes many seconds; without `--only`, the script measures
+four models of two layers.
 """
 
 import argparse
@@ -42,19 +43,19 @@ GOALS = {"molecules": {"inductor": 1.4, "eager": 1.8}, "cora": {"eager": 4.0}, "
 
 
 def mlp(channels: int) -> nn.Sequential:
-    """Two layers, as GIN's authors have."""
+    """Return two layers, as in the paper of GIN."""
     return nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, channels))
 
 
 def pna(width: int, edge_index: Tensor, num_nodes: int) -> nn.Module:
-    """With the aggregators and scalers of its paper."""
+    """Return PNA with the aggregators and scalers of its paper."""
     histogram = torch.bincount(degree(edge_index[1], num_nodes, dtype=torch.long))
     aggregators, scalers = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
     return pyg.PNAConv(width, width, aggregators, scalers, deg=histogram)
 
 
 def layers(width: int, edge_index: Tensor, num_nodes: int) -> dict[str, Callable[[], nn.Module]]:
-    """A function for each of PyG's convolutions that makes one, with their defaults but for self-loops."""
+    """Return a function that makes each of PyG's convolutions, with its defaults except for self-loops."""
     return {
         "GCN": lambda: pyg.GCNConv(width, width, add_self_loops=False),
         "GIN": lambda: pyg.GINConv(mlp(width)),
@@ -75,12 +76,12 @@ class Training(nn.Module):
     """A model of one kind of convolution and its loss.
 
     Args:
-        make: Makes a convolution.
-        num_features: Of a node.
+        make: Function that makes a convolution.
+        num_features: Features of a node.
         width: Channels of all layers.
-        num_classes: Outputs for each node, or for each graph if there are several.
-        num_layers: Convolutions, with ReLU after each.
-        num_graphs: Graphs of a batch; None for one whose nodes are classified.
+        num_classes: Outputs per node, or per graph if `num_graphs` is given.
+        num_layers: Number of convolutions, each followed by ReLU.
+        num_graphs: Graphs of a batch; None for one graph with classes of nodes.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Training(nn.Module):
 
 
 def molecules(num_graphs: int) -> tuple[Data, int, int | None]:
-    """One batch of a loader with batches of fixed size, with its outputs and its number of graphs."""
+    """Return a batch of fixed size, its number of outputs and its number of graphs."""
     dataset = list(Molecules()[:600])
     sizes = FixedSizeOptions.tune(dataset, target_graphs=num_graphs, verbose=False)
     batch = next(iter(FixedSizeDataLoader(dataset, fixed_size_options=sizes, fixed_size_strategy="StreamPack")))
@@ -118,16 +119,16 @@ def molecules(num_graphs: int) -> tuple[Data, int, int | None]:
 
 
 def cora(num_graphs: int) -> tuple[Data, int, int | None]:
-    """The graph of citations; its features are bags of words."""
+    """Return Cora, a graph of citations with bags of words as features."""
     folder = real_data.shared("planetoid")
     if folder is None:
-        raise SystemExit("Cora is read from the folder that POPGEO_SHARED_DATA names; set it, or pass --graph large.")
+        raise SystemExit("Cora is read from the folder named by POPGEO_SHARED_DATA; set it, or pass --graphs large.")
     dataset = Planetoid(str(Path(folder)), "Cora")
     return _whole(dataset[0], EDGE_FEATURES), dataset.num_classes, None
 
 
 def large(num_graphs: int, num_nodes: int = 170_000, num_edges: int = 1_200_000) -> tuple[Data, int, int | None]:
-    """A graph of random edges whose ends have degrees of a power law, in the order in which they were drawn."""
+    """Return a random graph with degrees of a power law and unsorted edges."""
     weights = torch.arange(1, num_nodes + 1, dtype=torch.float64).pow(-0.5)[torch.randperm(num_nodes)]
     ends = torch.searchsorted(weights.cumsum(0) / weights.sum(), torch.rand(2, num_edges, dtype=torch.float64))
     edge_index = ends.clamp_(max=num_nodes - 1)
@@ -142,7 +143,7 @@ def _whole(graph: Data, edge_features: int) -> Data:
 
 
 def eager_step(model: nn.Module, call: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Callable[[], Tensor]:
-    """Forward, backward and Adam's update as PyTorch runs them; `call` is the model or what was made of it."""
+    """Return an eager step: forward, backward, Adam's update. `call` is the model or its compiled form."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 
     def step() -> Tensor:
@@ -156,7 +157,7 @@ def eager_step(model: nn.Module, call: Callable[..., Tensor], tensors: tuple[Ten
 
 
 def popgeo_step(model: nn.Module, tensors: tuple[Tensor, ...]) -> Callable[[], Tensor]:
-    """The same as one compiled step."""
+    """Return the same step, compiled by popgeo."""
     options = ipu.Options(strict=False, show_progress=False, num_threads=1)
     return partial(ipu.training_model(model, options, torch.optim.Adam(model.parameters(), lr=1e-4)), *tensors)
 
@@ -164,7 +165,7 @@ def popgeo_step(model: nn.Module, tensors: tuple[Tensor, ...]) -> Callable[[], T
 def steps_of(
     model: Training, tensors: tuple[Tensor, ...], with_inductor: bool
 ) -> tuple[dict[str, Callable[[], Tensor]], float]:
-    """A step of each kind, from the same weights, and the operations of a step's products; each has run once."""
+    """Return a step of each kind, run once from the same weights, and the operations of a step's products."""
     models = [copy.deepcopy(model) for _ in range(3)]
     steps = {"popgeo": popgeo_step(models[0], tensors), "eager": eager_step(models[1], models[1], tensors)}
     if with_inductor:
@@ -179,20 +180,20 @@ def steps_of(
 
 
 def speed_of_products(size: int = 1024) -> float:
-    """Floating-point operations per second of a large matrix product."""
+    """Return the floating-point operations per second of a large matrix product."""
     a, b = torch.randn(2, size, size)
     return 2 * size**3 / measure({"product": lambda: torch.mm(a, b)})["product"]
 
 
 def processor() -> str:
-    """Its name as Linux has it."""
+    """Return the processor's name from /proc/cpuinfo."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     return f"{found.get('model name', 'unknown processor')}, family {found.get('cpu family', '?')}"
 
 
 def print_means(ratios: Mapping[str, Mapping[str, float]], goals: Mapping[str, float]) -> None:
-    """The mean of all models, and without NNConv, whose ratio is that of making a matrix for each edge or none."""
+    """Print the means with and without NNConv: its peers make a matrix per edge, popgeo does not."""
     for peer, each in ratios.items():
         if others := [ratio for name, ratio in each.items() if name != "NNConv"]:
             goal = f", goal {goals[peer]}" if peer in goals else ""
@@ -203,13 +204,13 @@ def print_means(ratios: Mapping[str, Mapping[str, float]], goals: Mapping[str, f
 
 
 def compare(kind: str, arguments: argparse.Namespace, flops_per_second: float) -> None:
-    """Prints the table of one graph."""
+    """Print the table of one graph."""
     data, num_classes, num_graphs = {"molecules": molecules, "cora": cora, "large": large}[kind](arguments.molecules)
     tensors = data.x, data.edge_index, data.edge_attr, data.batch, data.y
     makers = layers(arguments.channels, data.edge_index, data.num_nodes)
     names, num_layers, rounds = arguments.only or list(makers), arguments.layers, arguments.rounds
     if kind == "large":
-        del makers["NNConv"]  # a matrix for each edge: 79 GB
+        del makers["NNConv"]  # its matrices, one per edge, take 79 GB
         names, num_layers, rounds = [n for n in arguments.only or LARGE_MODELS if n in makers], 2, 1
     print(f"\n{kind}: {data.num_nodes:,} nodes, {data.num_edges:,} edges, {num_layers} layers")
     print("| model | popgeo ms | eager ms | inductor ms | eager / popgeo | inductor / popgeo | share of products |")
@@ -229,7 +230,7 @@ def compare(kind: str, arguments: argparse.Namespace, flops_per_second: float) -
 
 
 def once(step: Callable[[], Tensor]) -> float:
-    """The processor time of one step that has run before."""
+    """Return the processor time (s) of a further call of a step."""
     start = time.process_time()
     step()
     return time.process_time() - start
@@ -238,16 +239,16 @@ def once(step: Callable[[], Tensor]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", nargs="+", choices=list(GOALS), default=list(GOALS))
-    parser.add_argument("--molecules", type=int, default=64, help="of a batch, on average")
+    parser.add_argument("--molecules", type=int, default=64, help="mean number of molecules per batch")
     parser.add_argument("--channels", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=4, help="of molecules and Cora; the large graph has two")
-    parser.add_argument("--only", nargs="+", help="models, by name")
-    parser.add_argument("--inductor", action="store_true", help="add the compiled peer (a minute of compiling each)")
+    parser.add_argument("--layers", type=int, default=4, help="layers for molecules and Cora; the large graph has two")
+    parser.add_argument("--only", nargs="+", help="names of the models to measure")
+    parser.add_argument("--inductor", action="store_true", help="also measure inductor; a minute of compiling each")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     known = list(layers(arguments.channels, torch.zeros(2, 1, dtype=torch.long), 1))
     if unknown := sorted({*(arguments.only or ())} - {*known}):
-        parser.error(f"no model is named {', '.join(unknown)} here; there are {', '.join(known)}")
+        parser.error(f"no model is named {', '.join(unknown)} here; choose from {', '.join(known)}")
     torch.manual_seed(0)
     one_thread()
     flops_per_second = speed_of_products()

@@ -1,8 +1,9 @@
-"""How many graphs torch.compile makes of PyG's own models over shuffled epochs: ordinary batches and fixed ones.
+"""Number of graphs that torch.compile makes of PyG's own models over shuffled epochs: ordinary and fixed-size batches.
 
-Counts, no times: a graph that dynamo traces is one that inductor compiles. `automatic` is torch.compile's default,
-which goes over to symbolic shapes when a size changes; `static` compiles for each size (`dynamic=False`) and, after
-`torch._dynamo.config.recompile_limit` of them, runs the model eagerly. Goal: one graph on batches of fixed size.
+The script counts graphs and measures no times: inductor compiles each graph that dynamo traces. `automatic` is the
+default of torch.compile, which uses symbolic shapes after a size changes. `static` compiles for each size
+(`dynamic=False`) and runs the model eagerly after `torch._dynamo.config.recompile_limit` sizes. Goal: one graph on
+batches of fixed size.
 """
 
 import argparse
@@ -30,13 +31,13 @@ BATCH_SIZE = 32
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--molecules", type=int, default=640, help="how many of the bundled molecules")
+    parser.add_argument("--molecules", type=int, default=640, help="number of bundled molecules")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="few molecules, one model, in seconds")
+    parser.add_argument("--quick", action="store_true", help="use few molecules and one model; takes seconds")
     options = parser.parse_args()
     if options.quick:
         options.molecules, options.epochs, options.models = 96, 1, ["graphconv"]
-    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns when it gives up, which is counted below
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # no warning at the limit; graphs are counted below
     torch.set_num_threads(1)
     torch.manual_seed(0)
     molecules = Molecules()[: options.molecules]
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def count_graphs(model: torch.nn.Module, loader: Iterable[Any], epochs: int, dynamic: bool | None) -> int:
-    """Graphs made for forward and backward passes over some epochs, from a compiler that knows nothing."""
+    """Count the graphs made for forward and backward passes over `epochs` epochs, with an empty compiler cache."""
     torch._dynamo.reset()
     counters.clear()
     compiled = torch.compile(model, backend="eager", dynamic=dynamic)

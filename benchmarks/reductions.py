@@ -1,10 +1,10 @@
-"""How fast every reduction by index is, against the same one of torch: eager, without gradients, one thread, float32.
+"""Time of every reduction by index, against torch's: eager, without gradients, one thread, float32.
 
     python benchmarks/reductions.py             all sizes, a minute
     python benchmarks/reductions.py --quick     three sizes, seconds
 
-The peer is `Tensor.scatter_reduce_` with the index expanded to every channel; of a softmax it is PyG's. Variants in
-turn, medians, fresh results of both in memory that the process keeps.
+The peer is `Tensor.scatter_reduce_` with the index expanded to every channel; the peer of softmax is PyG's. Variants
+run in turn, times are medians. Both sides write new results into memory that the process has kept.
 """
 
 import argparse
@@ -29,13 +29,13 @@ SIZES = [  # rows to reduce, channels, rows of the result
 
 
 def reduced_by_torch(src: Tensor, index: Tensor, num_rows: int, reduce: str) -> Tensor:
-    """What a user of torch alone writes."""
+    """Reduce rows with torch only."""
     out = src.new_ones(num_rows, src.shape[1]) if reduce == "prod" else src.new_zeros(num_rows, src.shape[1])
     return out.scatter_reduce_(0, index.unsqueeze(1).expand_as(src), src, reduce, include_self=False)
 
 
 def variants(src: Tensor, index: Tensor, num_rows: int, reduce: str) -> dict[str, Callable[[], Tensor]]:
-    """A reduction by torch, by the library, and by it with a plan of the index."""
+    """Return a reduction by torch, by popgeo, and by popgeo with a plan of the index."""
     plan = ScatterPlan.from_index(index, num_rows)
     if reduce == "softmax":
         ours = partial(scatter_softmax, src, index, 0, dim_size=num_rows)
@@ -54,7 +54,7 @@ def variants(src: Tensor, index: Tensor, num_rows: int, reduce: str) -> dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three sizes and few rounds")
+    parser.add_argument("--quick", action="store_true", help="use three sizes and few rounds")
     quick = parser.parse_args().quick
     one_thread()
     print(f"one thread, float32, torch {torch.__version__}; freed memory: {keep_memory()}")

@@ -2,7 +2,7 @@
 
     python benchmarks/residuals.py
 
-To be run again when modelled cycles of the microbenchmarks have moved.
+Run it again after the modelled cycles of the microbenchmarks change.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from popgeo.command_line import run
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "residuals.svg"
 NAMES = {"gather": "gather", "scatter_add": "scatter-add", "matmul": "dense product", "schnet_block": "SchNet block"}
-# By the elements of the largest tensor.
+# Limits of the number of elements of the largest tensor.
 CLASSES = {"up to 65,536": 2**16, "up to 1,048,576": 2**20, "more": float("inf")}
 LOW, HIGH = 0.7, 1.3
 LEFT, WIDTH, ROW, TOP = 260, 380, 22, 34
@@ -28,7 +28,7 @@ STYLE = (
 
 
 def largest(point: Point) -> int:
-    """Elements of the largest tensor of a point."""
+    """Return the number of elements of a point's largest tensor."""
     first, second, third = point.sizes
     if point.family == "matmul":
         return max(first * second, second * third, first * third)
@@ -36,7 +36,7 @@ def largest(point: Point) -> int:
 
 
 def by_class(family: str) -> dict[str, np.ndarray]:
-    """Modelled over measured cycles of the held-out points of a family, by size; no class without points."""
+    """Return modelled over measured cycles of a family's held-out points, by size; only sizes with points."""
     _, points = published.split(family, published.points(published.FOLDER, family))
     ratios = validation.modelled(points) / np.array([point.cycles for point in points])
     places = np.searchsorted([*CLASSES.values()], [largest(point) for point in points])
@@ -44,7 +44,7 @@ def by_class(family: str) -> dict[str, np.ndarray]:
 
 
 def draw() -> str:
-    """The picture as SVG."""
+    """Return the picture as SVG."""
     parts, y = list[str](), TOP
     for family, name in NAMES.items():
         for number, (size, ratios) in enumerate(by_class(family).items()):

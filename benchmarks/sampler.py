@@ -1,10 +1,13 @@
-"""Which graphs go together, for any loader: how full batches are, how equal the ranks' work is, how long a plan takes.
+"""Quality and time of planned batches, for any loader: fill of batches, balance of ranks, time of a plan.
 
-Sizes are drawn as the tables of the datasets give them (mean and largest atoms, most edges; see `DATASETS`), with a
-number of neighbors of its own for each structure, which is what makes two budgets hard. Next to popgeo's sampler
-stand, on the same sizes and in the same run: the rule of fairchem's sampler (one order, atoms alone, batches made
-once), PyG's `DynamicBatchSampler` (nodes alone), and the largest graphs first. Where only atoms are counted, edges run
-over the budget; `over` is the share of such batches, which a fixed shape cannot hold.
+Sizes are drawn from the statistics of the datasets (mean and largest number of atoms, most edges; see `DATASETS`). The
+number of neighbors differs between structures, which makes two budgets hard. The peers run on the same sizes: the rule
+of fairchem's sampler (one order, atoms only, batches made once), PyG's `DynamicBatchSampler` (nodes only), and largest
+graph first. If a rule counts only atoms, edges can exceed the budget; `over` is the share of such batches, which a
+fixed shape cannot hold.
+
+    python benchmarks/sampler.py             # 1.6 million structures, seconds
+    python benchmarks/sampler.py --large     # 100 million structures: two minutes; also prints the memory
 
     python benchmarks/sampler.py             # a million and a half structures, some seconds
     python benchmarks/sampler.py --large     # a hundred million: two minutes, its memory printed
@@ -32,12 +35,12 @@ from popgeo.loader.shard import in_whole_steps
 from popgeo.packing import Budget, Packs, decreasing, totals_of_packs
 
 RANKS = 128
-ALIKE = 100_000  # structures for the peers that take Python's time for each
+ALIKE = 100_000  # structures for the peers with a Python loop over structures
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Atoms and edges of the structures of a dataset, and what a batch holds. int32 [num_graphs]"""
+    """Atoms and edges of the structures of a dataset, int32 [num_graphs], and the number of atoms per batch."""
 
     atoms: np.ndarray
     edges: np.ndarray
@@ -45,7 +48,7 @@ class Sizes:
 
     @property
     def budget(self) -> Budget:
-        """Both budgets in the proportion of the data, and room for the largest structure."""
+        """The budgets of atoms and edges in the proportion of the data, with room for the largest structure."""
         in_proportion = self.edges.sum(dtype=np.int64) / self.atoms.sum(dtype=np.int64) * self.atoms_of_batch
         edges = max(int(in_proportion), int(self.edges.max()))
         return Budget(sizes=(max(self.atoms_of_batch, int(self.atoms.max())), edges), num_graphs=10**9)
@@ -60,7 +63,7 @@ class Sizes:
 
 
 def drawn(number: int, mean: float, most: int, most_edges: int, atoms_of_batch: int, seed: int = 0) -> Sizes:
-    """Atoms by a log-normal law of the mean and the largest; neighbors of an atom vary by a third."""
+    """Draw atoms from a log-normal distribution; neighbors per atom have a standard deviation of a third."""
     rng = np.random.default_rng(seed)
     spread = 0.75
     atoms = rng.lognormal(np.log(mean) - spread**2 / 2, spread, number).clip(1, most).astype(np.int32)
@@ -70,7 +73,7 @@ def drawn(number: int, mean: float, most: int, most_edges: int, atoms_of_batch: 
 
 
 def published(name: str, edges_of_atom: float, atoms_of_batch: int, number: int) -> Sizes:
-    """Atoms by a published histogram, repeated or cut to the number; edges around their mean for each atom."""
+    """Draw atoms from a published histogram, and edges around their mean per atom."""
     with (PUBLISHED / "size_histograms.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["dataset"] == name]
     values, counts = np.array([[int(row["num_nodes"]), int(row["num_graphs"])] for row in rows]).T
@@ -90,7 +93,7 @@ DATASETS: dict[str, Callable[[int], Sizes]] = {
 
 
 def in_one_order(sizes: Sizes) -> Packs:
-    """The rule of fairchem's sampler: one order, a new batch where the next structure's atoms do not fit."""
+    """Pack by fairchem's rule: one order, a new batch when the next structure's atoms do not fit."""
     order = np.random.default_rng(0).permutation(len(sizes.atoms))
     ends, used, limit = [0], 0, sizes.budget.sizes[0]
     for place, atoms in enumerate(sizes.atoms[order].tolist()):
@@ -102,18 +105,18 @@ def in_one_order(sizes: Sizes) -> Packs:
 
 
 def by_pyg(sizes: Sizes) -> Packs:
-    """PyG's own sampler, of nodes."""
+    """Pack with PyG's sampler, by nodes."""
     dataset = [Data(num_nodes=atoms) for atoms in sizes.atoms.tolist()]
     return Packs.from_lists(DynamicBatchSampler(dataset, sizes.budget.sizes[0], shuffle=True))
 
 
 def largest_first(sizes: Sizes) -> Packs:
-    """The largest first, each if it fits best by atoms, within both budgets: few batches, and not random."""
+    """Pack the largest first, by best fit of atoms within both budgets: few batches, not random."""
     return decreasing(np.stack([sizes.atoms, sizes.edges], axis=1), sizes.budget)
 
 
 def balanced(sizes: Sizes) -> Packs:
-    """Ours, equally long on all ranks."""
+    """Pack with popgeo's sampler, with equal work on all ranks."""
     return sizes.sampler(cost="edges", rank=0, world_size=RANKS).plan().left
 
 
@@ -127,7 +130,7 @@ VARIANTS: dict[str, tuple[Callable[[Sizes], Packs], bool]] = {
 
 
 def row(name: str, dataset: str, sizes: Sizes, pack: Callable[[Sizes], Packs]) -> dict[str, object]:
-    """What one rule makes of the structures."""
+    """Return the results of one rule on the structures."""
     start = time.process_time()
     packs = pack(sizes)
     seconds = time.process_time() - start
@@ -149,7 +152,7 @@ def row(name: str, dataset: str, sizes: Sizes, pack: Callable[[Sizes], Packs]) -
 
 
 def compare(number: int) -> pd.DataFrame:
-    """Every rule on every dataset; those in Python on fewer structures."""
+    """Return the results of every rule on every dataset; Python rules get fewer structures."""
     rows = []
     for dataset, draw in DATASETS.items():
         sizes = draw(number)
@@ -160,7 +163,7 @@ def compare(number: int) -> pd.DataFrame:
 
 
 def large(number: int) -> None:
-    """One plan of very many structures: its time, its memory, how full it is."""
+    """Print time, memory and fill of a plan of very many structures."""
     sizes = DATASETS["MPtrj"](number)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     start = time.process_time()
@@ -169,7 +172,7 @@ def large(number: int) -> None:
     seconds = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"{number:,} structures -> {batches:,} batches in {seconds:.0f} s (goal 120)")
-    print(f"peak memory {peak:.1f} GB (goal 4), {before:.1f} GB of it the sizes and how they were drawn")
+    print(f"peak memory {peak:.1f} GB (goal 4), {before:.1f} GB of it before the plan, for drawing the sizes")
     nodes = sizes.budget.sizes[0]
     print(f"atoms {sizes.atoms.sum(dtype=np.int64) / nodes / batches:.2%} full (goal 99 %)")
 
@@ -177,7 +180,7 @@ def large(number: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--structures", type=int, default=1_600_000)
-    parser.add_argument("--large", action="store_true", help="one plan of 100 million structures")
+    parser.add_argument("--large", action="store_true", help="make one plan of 100 million structures")
     arguments = parser.parse_args()
     one_thread()
     if arguments.large:

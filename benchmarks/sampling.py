@@ -1,10 +1,10 @@
-"""How fast neighbors are sampled from a large graph, next to PyTorch Geometric on torch_sparse and a plain gather.
+"""Speed of sampling neighbors from a large graph, next to PyTorch Geometric on torch_sparse and a plain gather.
 
     python benchmarks/sampling.py [--quick] [--plan papers100M]
 
 The graph is R-MAT (Chakrabarti, Zhan, Faloutsos 2004, doi 10.1137/1.9781611972740.43): 2^20 nodes, 16 million edges,
-100 float32 features. Every batch has 1,024 other seeds, random nodes that have neighbors. One thread. Without
-torch_sparse (extra `peers`) there is no peer to compare with, and the rest is still printed.
+100 float32 features. Every batch has 1,024 different seeds, random nodes with neighbors. One thread. Without
+torch_sparse (extra `peers`), the script prints only popgeo's figures.
 """
 
 import argparse
@@ -30,17 +30,17 @@ from popgeo.data.cut import BatchMemory
 from popgeo.native import library
 from popgeo.sampling import CompressedGraph, sample_neighbors
 
-QUADRANTS = (0.57, 0.19, 0.19)  # of Graph500; the last one has the rest
+QUADRANTS = (0.57, 0.19, 0.19)  # probabilities of Graph500; the fourth quadrant has the rest
 FAN_OUTS = ([10, 10], [15, 10, 5])
 GOALS = """goals: sampling >= 2 x PyG's sampler; batches >= 4 x PyG's loader, each within 3 gathers of its features;
        16 million edges compressed in <= 1.5 s"""
 
 
 def rmat(scale: int, num_edges: int, seed: int = 0) -> Tensor:
-    """A graph with hubs: each edge falls into one quadrant of the matrix, of that quadrant, and so on.
+    """Return a random graph with hubs: each edge chooses a quadrant of the matrix, then a quadrant of it, and so on.
 
     Returns:
-        Source and destination of each edge, in no order. int64 [2, num_edges]
+        Source and destination of each edge, unsorted. int64 [2, num_edges]
     """
     random = np.random.default_rng(seed)
     source, destination = np.zeros(num_edges, np.int64), np.zeros(num_edges, np.int64)
@@ -49,25 +49,25 @@ def rmat(scale: int, num_edges: int, seed: int = 0) -> Tensor:
         drawn = random.random(num_edges, dtype=np.float32)
         source = 2 * source + (drawn >= second)
         destination = 2 * destination + (((drawn >= first) & (drawn < second)) | (drawn >= third))
-    names = random.permutation(2**scale)  # else the hubs are the first nodes
+    names = random.permutation(2**scale)  # without this, the hubs would be the first nodes
     return torch.from_numpy(np.stack([names[source], names[destination]]))
 
 
 def seeds_of_batches(edge_index: Tensor, num_batches: int, batch_size: int) -> list[Tensor]:
-    """Different random nodes with neighbors for each batch."""
+    """Return different random nodes with neighbors for each batch."""
     nodes = edge_index[1].unique()
     order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(0))
     return [nodes[order[i * batch_size : (i + 1) * batch_size]] for i in range(num_batches)]
 
 
 def each_of(items: Sequence[Any], call: Callable[[Any], object]) -> Callable[[], object]:
-    """A call that takes the next item each time."""
+    """Return a function that calls `call` with the next item each time."""
     endless = cycle(items)
     return lambda: call(next(endless))
 
 
 def peers(data: Data, fan_out: list[int], seeds: list[Tensor]) -> dict[str, Callable[[], object]]:
-    """PyG's sampler, and its loader, on the same batches; none without torch_sparse."""
+    """Return PyG's sampler and PyG's loader on the same batches; nothing without torch_sparse."""
     if not torch_geometric.typing.WITH_TORCH_SPARSE:
         return {}
     sampler = NeighborSampler(data, fan_out)
@@ -84,10 +84,10 @@ def peers(data: Data, fan_out: list[int], seeds: list[Tensor]) -> dict[str, Call
 
 
 def compare(data: Data, graph: CompressedGraph, fan_out: list[int], seeds: list[Tensor], rounds: int) -> pd.DataFrame:
-    """Milliseconds of each way to a batch."""
+    """Return the milliseconds of each way to make a batch."""
     loader = FixedSizeNeighborLoader(data, fan_out, torch.cat(seeds), batch_size=len(seeds[0]))
     source, packs = loader.source, [loader.plan()[i : i + 1] for i in range(len(seeds))]
-    assert source.layout is not None  # of a graph, whose batches are laid out beforehand
+    assert source.layout is not None  # a graph's batches have a known layout
     memory = BatchMemory(source.layout, 1)
     features, samples = data.x, [sample_neighbors(graph, nodes, fan_out, seed=0) for nodes in seeds]
 
@@ -119,7 +119,7 @@ def compare(data: Data, graph: CompressedGraph, fan_out: list[int], seeds: list[
 
 
 def compressing(data: Data, num_nodes: int, rounds: int) -> dict[str, float]:
-    """Seconds to put the edges into rows."""
+    """Return the seconds to compress the edges into rows."""
     variants: dict[str, Callable[[], object]] = {
         "popgeo": lambda: CompressedGraph.from_edge_index(data.edge_index, num_nodes),
         "PyG": lambda: NeighborSampler(data, [1], subgraph_type="induced"),
@@ -127,7 +127,7 @@ def compressing(data: Data, num_nodes: int, rounds: int) -> dict[str, float]:
     return measure(variants, rounds=rounds, min_seconds=0.0)
 
 
-# Nodes, edges, features of two bytes each, and seeds of training; from ogb.stanford.edu, edges in both directions.
+# Nodes, edges in both directions, features of two bytes each, training seeds; source: ogb.stanford.edu.
 GRAPHS = {
     "papers100M": (111_059_956, 3_228_124_952, 128, 1_207_179),
     "MAG240M": (121_751_666, 2_595_497_852, 768, 1_112_392),
@@ -135,16 +135,16 @@ GRAPHS = {
 PLAN = """{name}: {nodes:,} nodes, {edges:,} edges, {width} features of 2 bytes, {seeds:,} seeds; {machines} machines
 rates of this machine: {edge_rate:,.0f} edges sampled/s, {row_rate:,.0f} rows gathered/s
 memory of a machine = edges * 8 bytes + (nodes + 1) * 8 + edges * 8 * unsorted + nodes * 10 + nodes * row / machines
-  = {graph:.1f} GB of graph, {numbers:.1f} GB of edges' numbers where edges are not sorted, {features:.1f} GB of features
+  = {graph:.1f} GB of graph, {numbers:.1f} GB of edge numbers if edges are not sorted, {features:.1f} GB of features
 network of a machine = batches / machines * nodes of a batch * (machines - 1) / machines * (row + 8)
-  = {network:.1f} GB an epoch; the rows that are asked for most, kept, take off what benchmarks/stores.py shows
+  = {network:.1f} GB per epoch; keeping the most requested rows saves the share that benchmarks/stores.py shows
 time of an epoch = max(batches / machines * (edges of a batch / edge rate + nodes of a batch / row rate), network)
-  = {seconds:.0f} s on one thread, of which the network at {gigabits} Gbit/s takes {wire:.0f} s
-a batch of {batch} seeds, fan-out {fan_out}: at most {most_nodes:,} nodes and as many edges, so this is a bound from above"""  # noqa: E501
+  = {seconds:.0f} s on one thread; the network at {gigabits} Gbit/s alone takes {wire:.0f} s
+a batch of {batch} seeds, fan-out {fan_out}: at most {most_nodes:,} nodes and edges, so this is an upper bound"""
 
 
 def plan(name: str, machines: int, gigabits: float, quick: bool) -> str:
-    """What an epoch would take, from the rates of this machine and the formulas that it prints."""
+    """Estimate the time of an epoch from this machine's rates, and print the formulas."""
     nodes, edges, width, seeds = GRAPHS[name]
     fan_out, batch, row = [15, 10, 5], 1024, 2 * width
     edge_index = rmat(10 if quick else 18, 16 << (10 if quick else 18))
@@ -179,18 +179,18 @@ def plan(name: str, machines: int, gigabits: float, quick: bool) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way; the median counts (default: 5)")
-    parser.add_argument("--quick", action="store_true", help="a small graph and one turn, to see that it runs")
-    parser.add_argument("--plan", choices=[*GRAPHS], help="what an epoch of this graph would take, by measured rates")
-    parser.add_argument("--machines", type=int, default=4, help="of the plan (default: 4)")
-    parser.add_argument("--gigabits", type=float, default=10.0, help="a second, between them (default: 10)")
+    parser.add_argument("--rounds", type=int, default=5, help="runs per variant; the median is printed (default: 5)")
+    parser.add_argument("--quick", action="store_true", help="use a small graph and one round, to check the script")
+    parser.add_argument("--plan", choices=[*GRAPHS], help="estimate an epoch of this graph from measured rates")
+    parser.add_argument("--machines", type=int, default=4, help="machines of the plan (default: 4)")
+    parser.add_argument("--gigabits", type=float, default=10.0, help="Gbit/s between the machines (default: 10)")
     options = parser.parse_args()
     one_thread()
     if options.plan:
         print(plan(options.plan, options.machines, options.gigabits, options.quick))
         return
     torch.manual_seed(0)
-    warnings.filterwarnings("ignore", message=".*pyg-lib.*")  # that torch_sparse is the peer is meant
+    warnings.filterwarnings("ignore", message=".*pyg-lib.*")  # torch_sparse is the intended peer
     scale, num_edges, batch_size = (10, 16_000, 64) if options.quick else (20, 16_000_000, 1024)
     rounds = 1 if options.quick else options.rounds
     edge_index = rmat(scale, num_edges)

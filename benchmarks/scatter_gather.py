@@ -1,7 +1,7 @@
-"""How fast cfconv, scatter-add and segment sums are, against eager PyTorch, PyG, torch_scatter and inductor.
+"""Time of cfconv, scatter-add and segment sums against eager PyTorch, PyG, torch_scatter and inductor.
 
-One thread, float32, all variants in turn, medians. Freed memory stays in the process for every variant (`mallopt`):
-otherwise the page faults of fresh results swamp whatever is measured. torch_scatter is optional.
+One thread, float32, all variants in turn, medians. Freed memory stays in the process for every variant (`mallopt`);
+otherwise page faults of new results would dominate the times. torch_scatter is optional.
 
     python benchmarks/scatter_gather.py                     all sections
     python benchmarks/scatter_gather.py --only cfconv       one of cfconv, inductor, scatter, sorted, grid, overhead
@@ -9,7 +9,7 @@ otherwise the page faults of fresh results swamp whatever is measured. torch_sca
     python benchmarks/scatter_gather.py --out figures       draws the surfaces of the grid
 
 The grid has the points of a published sweep on a Graphcore Bow IPU (fp32, random indices; Graphcore Research, 2023;
-`benchmarks/data`) and prints its cycles next to.
+`benchmarks/data`); the script also prints the published cycles.
 """
 
 import argparse
@@ -34,13 +34,13 @@ try:
 except ImportError:
     torch_scatter = None
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-NEIGHBORS = 28  # of each atom in a molecular batch
-ATOMS = 29  # of a molecule, so that neighbors are near in memory
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt
+NEIGHBORS = 28  # edges per atom in a molecular batch
+ATOMS = 29  # atoms per molecule; neighbors are near in memory
 
 
 def keep_memory() -> str:
-    """Tells glibc to keep freed memory in the process; says what came of it."""
+    """Make glibc keep freed memory in the process; return the resulting setting in words."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
         kept = mallopt(M_MMAP_THRESHOLD, 1 << 30) and mallopt(M_TRIM_THRESHOLD, 2 << 30)
@@ -50,7 +50,7 @@ def keep_memory() -> str:
 
 
 def molecular_batch(num_nodes: int, channels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Node features, filters and both ends of k=28 edges a node: sorted destinations, sources in the same molecule."""
+    """Return node features, filters, and sources and sorted destinations of 28 edges per node in molecules."""
     generator = torch.Generator().manual_seed(num_nodes)
     dst = torch.arange(num_nodes).repeat_interleave(NEIGHBORS)
     src = dst // ATOMS * ATOMS + torch.randint(ATOMS, dst.shape, generator=generator)
@@ -63,7 +63,7 @@ Convolution = Callable[[Tensor, Tensor], Tensor]
 
 
 def convolutions(src: Tensor, dst: Tensor, num_nodes: int, plan: EdgePlan) -> dict[str, Convolution]:
-    """The same convolution by each library."""
+    """Return the same convolution by each library."""
 
     def eager(x: Tensor, w: Tensor) -> Tensor:
         return x.new_zeros(num_nodes, x.shape[1]).index_add_(0, dst, x.index_select(0, src) * w)
@@ -87,7 +87,7 @@ def with_backward(convolve: Convolution, x: Tensor, w: Tensor) -> Callable[[], o
 
 
 def bench_cfconv(sizes: list[tuple[int, int]], rounds: int) -> pd.DataFrame:
-    """Forward, and forward with backward, next to the streaming of the same filters and the making of the plans."""
+    """Compare forward, and forward with backward; also with streaming the filters and with making the plans."""
     table = pd.DataFrame([molecular_row(num_nodes, channels, rounds) for num_nodes, channels in sizes])
     show("cfconv on molecular batches, k=28: time of each peer / ours", table)
     for column in table.columns[table.columns.str.endswith(" fwd")]:
@@ -126,7 +126,7 @@ def molecular_row(num_nodes: int, channels: int, rounds: int) -> dict[str, float
 
 
 def bench_inductor(sizes: list[tuple[int, int]], rounds: int) -> pd.DataFrame:
-    """Against torch.compile of the eager convolution; the compilation takes most of the time."""
+    """Compare with torch.compile of the eager convolution; most of the time is compilation."""
     table = pd.DataFrame([inductor_row(num_nodes, channels, rounds) for num_nodes, channels in sizes])
     show("cfconv against torch.compile's inductor: its time / ours", table)
     judge("inductor, smallest", table[["fwd", "f+b"]].min().min(), 1.2)
@@ -150,7 +150,7 @@ def inductor_row(num_nodes: int, channels: int, rounds: int) -> dict[str, float]
 
 
 def sums(src: Tensor, index: Tensor, num_rows: int) -> dict[str, Callable[[], object]]:
-    """Scatter-add of the same rows by each library, ours with a plan made once and without."""
+    """Return scatter-add of the same rows by each library; popgeo's with and without a plan made once."""
     plan = ScatterPlan.from_index(index, num_rows)
     channels = src.shape[1]
     full = index.unsqueeze(1).expand_as(src)
@@ -166,7 +166,7 @@ def sums(src: Tensor, index: Tensor, num_rows: int) -> dict[str, Callable[[], ob
 
 
 def bench_scatter(num_edges: list[int], channels: list[int], rounds: int) -> pd.DataFrame:
-    """Random indices, 32 edges a row."""
+    """Compare scatter-add with random indices, 32 edges per row."""
     rows = []
     for edges in num_edges:
         for width in channels:
@@ -176,7 +176,7 @@ def bench_scatter(num_edges: list[int], channels: list[int], rounds: int) -> pd.
             seconds = measure(sums(torch.randn(edges, width, generator=generator), index, num_rows), rounds)
             rows.append({"edges": edges, "F": width, "us": seconds["popgeo"] * 1e6} | ratios(seconds))
     table = pd.DataFrame(rows)
-    show("scatter-add, random index, 32 edges a row: time of each peer / ours", table)
+    show("scatter-add, random index, 32 edges per row: time of each peer / ours", table)
     for peer in table.columns[4:]:
         judge(f"{peer}, geometric mean", geometric_mean(list(table[peer])), 2.0)
         judge(f"{peer}, smallest", table[peer].min(), 1.5)
@@ -184,7 +184,7 @@ def bench_scatter(num_edges: list[int], channels: list[int], rounds: int) -> pd.
 
 
 def bench_sorted(num_edges: list[int], channels: list[int], rounds: int) -> pd.DataFrame:
-    """Sorted indices, 32 edges a row."""
+    """Compare segment sums with sorted indices, 32 edges per row."""
     rows = []
     for edges in num_edges:
         for width in channels:
@@ -201,14 +201,14 @@ def bench_sorted(num_edges: list[int], channels: list[int], rounds: int) -> pd.D
             seconds = measure(variants, rounds)
             rows.append({"edges": edges, "F": width, "us": seconds["popgeo"] * 1e6} | ratios(seconds))
     table = pd.DataFrame(rows)
-    show("segment sum, sorted index, 32 edges a row: time of each peer / ours", table)
+    show("segment sum, sorted index, 32 edges per row: time of each peer / ours", table)
     if "ts.segment_csr" in table:
         judge("ts.segment_csr, geometric mean", geometric_mean(list(table["ts.segment_csr"])), 3.0)
     return table
 
 
 def bench_grid(points: pd.DataFrame, rounds: int, out: Path | None) -> pd.DataFrame:
-    """Scatter-add over the published sweep: ours against the best of torch's own ops, and the cycles of an IPU."""
+    """Compare scatter-add over the published sweep with the best of torch's ops, and print an IPU's cycles."""
     rows = []
     for point in points.itertuples():
         generator = torch.Generator().manual_seed(0)
@@ -242,7 +242,7 @@ def bench_grid(points: pd.DataFrame, rounds: int, out: Path | None) -> pd.DataFr
 
 
 def bench_overhead(rounds: int) -> pd.DataFrame:
-    """What a call costs when there is next to nothing to compute: eight edges of eight channels."""
+    """Compare the time of a call with almost nothing to compute: eight edges of eight channels."""
     x, w = torch.randn(4, 8), torch.randn(8, 8)
     src, dst = torch.randint(4, (8,)), torch.randint(4, (8,)).sort().values
     plan = EdgePlan(src=ScatterPlan.from_index(src, 4), dst=ScatterPlan.from_index(dst, 4))
@@ -273,7 +273,7 @@ def judge(name: str, value: float, goal: float, *, at_most: bool = False) -> Non
 
 
 def published_points() -> pd.DataFrame:
-    """The scatter-add points of the published sweep."""
+    """Return the scatter-add points of the published sweep."""
     table = pd.read_csv(PUBLISHED / "bow_microbenchmarks.csv").query("op == 'scatter_add'")
     names = {"num_inputs": "N", "num_features": "F", "num_outputs": "M", "ipu_bow_cycles": "cycles"}
     return table.rename(columns=names)[[*names.values()]].reset_index(drop=True)
@@ -283,7 +283,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sections = ("cfconv", "inductor", "scatter", "sorted", "grid", "overhead")
     parser.add_argument("--only", choices=sections, nargs="+", default=sections, help="the sections to run")
-    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds; no inductor")
+    parser.add_argument("--quick", action="store_true", help="use small sizes and few rounds; no inductor")
     parser.add_argument("--out", type=Path, help="folder for the picture of surfaces")
     arguments = parser.parse_args()
     if arguments.out is not None:

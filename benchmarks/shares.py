@@ -1,4 +1,4 @@
-"""Where a training step spends its time, and how far that is from the time of its arithmetic."""
+"""The profile of a training step, and the ratio of its time to the time of its arithmetic."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ PARTS = {
 
 
 def print_shares(step: Callable[[], object]) -> None:
-    """Which share of a step each of its parts takes; what torch's profiler cannot see is the last of them."""
+    """Print the share of each part of a step; the last part is the time that torch's profiler does not see."""
     steps = 5
     step()
     with profile(acc_events=True) as profiler:
@@ -33,7 +33,7 @@ def print_shares(step: Callable[[], object]) -> None:
 
 
 def print_roofline(flops: float, seconds: float) -> None:
-    """How long a step's products would take at the speed of a large matmul."""
+    """Print the time of a step's products at the speed of a large matmul."""
     a = torch.randn(1024, 1024)
     peak = 2 * 1024**3 / measure({"matmul": lambda: a @ a}, rounds=3)["matmul"]
     print(

@@ -1,10 +1,10 @@
-"""How fast a dataset on disk is written, opened and read, next to memory and a plain read of the same files.
+"""Speed of writing, opening and reading a dataset on disk, next to memory and a plain read of the same files.
 
     python benchmarks/storage.py [--quick] [--graphs 400000] [--folder DIR]
 
-The graphs are made up, with QM9's sizes, about 2.6 kB each. One thread makes batches. For the cold figures the files'
-pages are dropped from memory first, and a plain sequential read of all files, cold too, is the peer. The last part sets
-a limit on what the process may take beyond what it has, a quarter of the store, and trains an epoch.
+The graphs are random, with QM9's sizes, about 2.6 kB each. One thread makes batches. For the cold figures, the files'
+pages are first dropped from memory; the peer is a cold, plain sequential read of all files. The last part limits the
+process to a quarter of the store beyond its present memory, and trains an epoch.
 """
 
 import argparse
@@ -37,13 +37,13 @@ _PIECE = 1 << 20
 
 
 def as_written(num_graphs: int) -> Iterator[Data]:
-    """Molecules one by one, as a program that makes them would; the same few, since making them is not measured."""
+    """Yield molecules one by one, as a generating program does; a few are repeated to save time."""
     few = list(made_up_molecules(min(num_graphs, 2000)))
     return (few[i % len(few)] for i in range(num_graphs))
 
 
 def writing(folder: Path, num_graphs: int) -> float:
-    """Molecules written per second, each a `Data` object."""
+    """Return the number of molecules (`Data` objects) written per second."""
     molecules = as_written(num_graphs)
     start = time.perf_counter()
     write(molecules, folder, progress_bar=False)
@@ -51,7 +51,7 @@ def writing(folder: Path, num_graphs: int) -> float:
 
 
 def opening(folder: Path, num_graphs: int) -> float:
-    """Seconds to open a store of that many graphs, one node and one edge each."""
+    """Return the seconds to open a store of `num_graphs` graphs with one node and one edge each."""
     ones = torch.ones(num_graphs, dtype=torch.int64)
     few = FlatStore.from_dataset([Data(x=torch.ones(1, 1), edge_index=torch.zeros(2, 1, dtype=torch.int64))])
     pointer = torch.arange(num_graphs + 1)
@@ -66,7 +66,7 @@ def opening(folder: Path, num_graphs: int) -> float:
 
 
 def loader_over(store: FlatStore, options: FixedSizeOptions, epoch: int, shuffle_bytes: int) -> FixedSizeDataLoader:
-    """The loader of every figure: shuffled, packed by windows."""
+    """Return the loader of every figure: shuffled, packed by windows."""
     made = FixedSizeDataLoader(
         store,
         shuffle=True,
@@ -81,7 +81,7 @@ def loader_over(store: FlatStore, options: FixedSizeOptions, epoch: int, shuffle
 
 
 def epoch_seconds(made: FixedSizeDataLoader, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of one epoch whose plan is made."""
+    """Return the seconds of one epoch without its plan."""
     start = clock()
     for _ in made:
         pass
@@ -89,7 +89,7 @@ def epoch_seconds(made: FixedSizeDataLoader, clock: Callable[[], float] = time.p
 
 
 def warm(folder: Path, rounds: int, shuffle_bytes: int) -> tuple[float, float]:
-    """Processor seconds of an epoch from memory, and from disk with all pages in memory; medians of turns."""
+    """Return median processor seconds of an epoch from memory, and from disk with all pages in memory."""
     on_disk = FlatStore.open(folder)
     in_memory = in_memory_copy(on_disk)
     options = sizes_for(in_memory, 32)
@@ -101,7 +101,7 @@ def warm(folder: Path, rounds: int, shuffle_bytes: int) -> tuple[float, float]:
 
 
 def in_memory_copy(store: FlatStore) -> FlatStore:
-    """The same graphs with all arrays in memory."""
+    """Return the same graphs with all arrays in memory."""
     attributes = tuple(
         replace(a, values=a.tensor.clone(), increments=None if a.increments is None else a.increments.clone())
         for a in store.attributes
@@ -111,7 +111,7 @@ def in_memory_copy(store: FlatStore) -> FlatStore:
 
 
 def drop_pages(folder: Path) -> None:
-    """Makes the system forget the files, which no process may have mapped."""
+    """Drop the files' pages from memory; no process may have the files mapped."""
     for path in folder.iterdir():
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
@@ -120,7 +120,7 @@ def drop_pages(folder: Path) -> None:
 
 
 def sequential_read(folder: Path) -> float:
-    """Seconds to read all files from first to last byte, cold."""
+    """Return the seconds to read all files from first to last byte, cold."""
     drop_pages(folder)
     start = time.perf_counter()
     for path in folder.iterdir():
@@ -132,7 +132,7 @@ def sequential_read(folder: Path) -> float:
 
 
 def in_new_process(folder: Path, shuffle_bytes: int, limit: int) -> dict[str, float]:
-    """What `job` finds in a process that has nothing mapped."""
+    """Return the results of `job` from a new process without mapped files."""
     command = [*PYTHON, __file__, "--folder", str(folder), "--shuffle-bytes", str(shuffle_bytes)]
     done = subprocess.run([*command, "--job", str(limit)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -142,20 +142,20 @@ def in_new_process(folder: Path, shuffle_bytes: int, limit: int) -> dict[str, fl
 
 
 def job(folder: Path, shuffle_bytes: int, limit: int) -> dict[str, float]:
-    """A cold epoch; then, if there is a limit, one of training within it."""
+    """Measure a cold epoch; if `limit` is not 0, also train an epoch within the limit."""
     found = cold_epoch(folder, shuffle_bytes)
     return {**found, **limited_epoch(folder, limit, shuffle_bytes)} if limit else found
 
 
 def cold_epoch(folder: Path, shuffle_bytes: int) -> dict[str, float]:
-    """Seconds of an epoch over a store of which nothing but the row pointers is in memory."""
+    """Return the seconds of an epoch over a store with only its row pointers in memory."""
     store = FlatStore.open(folder)
     made = loader_over(store, sizes_for(store, 32), 0, shuffle_bytes)
     return {"cold": epoch_seconds(made)}
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
-    """One step of training on the first target."""
+    """Run one training step on the first target."""
     of_nodes = model(batch.x, batch.edge_index)
     of_graphs = torch.zeros(batch.num_graphs, 1).index_add(0, batch.batch, of_nodes)
     loss = ((of_graphs[:, 0] - batch.y[:, 0]) * batch.graphs_mask).square().mean()
@@ -165,14 +165,14 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch)
 
 
 def limited_epoch(folder: Path, limit: int, shuffle_bytes: int) -> dict[str, float]:
-    """Trains an epoch with that many more bytes than the process has; then tries to hold the store in memory."""
+    """Train an epoch with at most `limit` more bytes; then try to hold the store in memory."""
     torch.manual_seed(0)
     store = FlatStore.open(folder)
     options = sizes_for(store, 32)
     model = GCN(11, 16, 2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     made = loader_over(store, options, 0, shuffle_bytes)
-    for batch in made:  # what the first step takes for good is not a memory for graphs
+    for batch in made:  # the first step's lasting memory is not memory of graphs
         step(model, optimizer, batch)
         break
     made.set_epoch(0)
@@ -195,7 +195,7 @@ def limited_epoch(folder: Path, limit: int, shuffle_bytes: int) -> dict[str, flo
 def measure_all(
     home: Path, num_graphs: int, num_to_open: int, rounds: int, shuffle_bytes: int
 ) -> list[tuple[str, str, str]]:
-    """What was measured, each with its goal."""
+    """Return every measurement with its goal."""
     molecules, many = home / "molecules", home / "many"
     rows = []
     per_second = writing(molecules, num_graphs)
@@ -205,7 +205,7 @@ def measure_all(
     shutil.rmtree(many)
     num_bytes = sum(path.stat().st_size for path in molecules.iterdir())
     from_memory, from_disk = warm(molecules, rounds, shuffle_bytes)
-    gc.collect()  # pages that this process has mapped would stay in memory
+    gc.collect()  # mapped pages of this process would stay in memory
     rows.append(("batches from memory", f"{num_graphs / from_memory:,.0f} graphs/s", ""))
     rows.append(("batches from disk, pages in memory", f"{from_memory / from_disk:.2f} of memory", ">= 0.5"))
     plain, cold = [], []
@@ -230,9 +230,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", type=int, default=400_000, help="molecules in the store (default: 400,000)")
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
-    parser.add_argument("--quick", action="store_true", help="a few graphs and one turn, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="use few graphs and one round, to check the script")
     parser.add_argument("--job", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--shuffle-bytes", type=int, default=1 << 26, help="bytes that are shuffled (default: 67 MB)")
+    parser.add_argument("--shuffle-bytes", type=int, default=1 << 26, help="bytes shuffled together (default: 67 MB)")
     options = parser.parse_args()
     one_thread()
     if options.job is not None:
@@ -242,7 +242,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as home:
         rows = measure_all(Path(home), *sizes)
     width = max(len(what) for what, _, _ in rows)
-    print(f"{sizes[0]:,} made-up molecules; goals at the right")
+    print(f"{sizes[0]:,} random molecules; goals at the right")
     for what, found, goal in rows:
         print(f"{what:<{width}}  {found:>26}  {goal}")
 

@@ -1,11 +1,11 @@
-"""What it costs that a graph's features live elsewhere: on disk, in a database, in the memory of other processes.
+"""Cost of features stored outside of memory: on disk, in a database, in other processes.
 
     python benchmarks/stores.py [--quick] [--part disk|database|machines]
 
-Disk: rows of a file of 4 GB, in random order, in a process that may take 1 GB, next to a plain read of each row
-(`os.pread`); the file's pages are dropped first. Database: an epoch of GraphSAGE, features in an embedded database
-(`ladybug`, extra `stores`), next to memory and next to PyG's loader on the same store where an extension of PyG is
-installed. Machines: two processes on an R-MAT graph, with and without the rows that are asked for most.
+Disk: rows of a 4 GB file in random order, read by a process with a limit of 1 GB, next to a plain read of each row
+(`os.pread`); the file's pages are first dropped from memory. Database: an epoch of GraphSAGE with features in an
+embedded database (`ladybug`, extra `stores`), next to memory, and next to PyG's loader on the same store if PyG's
+extension is installed. Machines: two processes on an R-MAT graph, with and without keeping the most requested rows.
 """
 
 import argparse
@@ -33,11 +33,11 @@ from popgeo import FixedSizeNeighborLoader
 from popgeo.command_line import run
 from popgeo.loader import DiskFeatures, PartitionedFeatures
 
-WIDTH = 128  # of a row of features, float32
+WIDTH = 128  # float32 features per row
 
 
 def drop_pages(path: Path) -> None:
-    """Makes the system forget a file that no process has mapped."""
+    """Drop a file's pages from memory; no process may have it mapped."""
     handle = os.open(path, os.O_RDONLY)
     os.fsync(handle)
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -45,7 +45,7 @@ def drop_pages(path: Path) -> None:
 
 
 def read_rows(path: Path, way: str, seed: int, num_rows: int, limit: int) -> float:
-    """Seconds for random rows of a file, in a process that may take `limit` bytes more than it has."""
+    """Return the seconds to read random rows of a file with at most `limit` more bytes of memory."""
     features = DiskFeatures({None: {"x": path}})
     count, width = features.get_tensor_size(group_name=None, attr_name="x")
     numbers = np.unique(np.random.default_rng(seed).integers(count, size=num_rows))
@@ -69,7 +69,7 @@ def read_rows(path: Path, way: str, seed: int, num_rows: int, limit: int) -> flo
 
 
 def disk(quick: bool) -> None:
-    """Prints how fast rows come from disk."""
+    """Print the rate of rows read from disk."""
     count, num_rows, limit = (1 << 16, 2_000, 1 << 28) if quick else (1 << 23, 40_000, 1 << 30)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.npy"
@@ -90,7 +90,7 @@ def disk(quick: bool) -> None:
     medians = {way: float(np.median(found)) for way, found in seconds.items()}
     print(
         f"disk: {num_rows:,} of {count:,} rows of {4 * WIDTH} bytes ({4 * count * WIDTH / 1e9:.1f} GB), "
-        f"{limit / 1e6:,.0f} MB to take"
+        f"{limit / 1e6:,.0f} MB of memory allowed"
     )
     for way, median in medians.items():
         print(f"  {way:<14}{num_rows / median:>12,.0f} rows/s")
@@ -98,11 +98,11 @@ def disk(quick: bool) -> None:
 
 
 def one_of_two(rank: int, folder: str, scale: int, num_cached: int) -> None:
-    """One of two processes; the first prints what an epoch sent."""
+    """Run one of two processes; the first prints the bytes sent in an epoch."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     edge_index = rmat(scale, 16 << scale)
     data = Data(x=torch.rand(1 << scale, WIDTH), edge_index=edge_index)
-    # PyG's Data is a feature store and a graph store, too.
+    # PyG's Data is also a feature store and a graph store.
     features = PartitionedFeatures(data, num_cached=num_cached)
     loader = FixedSizeNeighborLoader(
         (features, data), [10, 5], torch.arange(min(8192, 1 << scale)), batch_size=128, shuffle=True
@@ -116,7 +116,7 @@ def one_of_two(rank: int, folder: str, scale: int, num_cached: int) -> None:
 
 
 def machines(quick: bool) -> None:
-    """Prints what crosses the network with and without kept rows."""
+    """Print the bytes sent over the network with and without kept rows."""
     scale = 10 if quick else 17
     print(f"machines: R-MAT, {1 << scale:,} nodes, {16 << scale:,} edges, 2 processes, rows of {4 * WIDTH} bytes")
     first = 0.0
@@ -129,13 +129,13 @@ def machines(quick: bool) -> None:
         number, sent, asked, _ = json.loads(said[0])
         first = first or sent
         print(
-            f"  {share:.0%} of rows kept: {sent / number / 1e6:.2f} MB a batch sent ({1 - sent / first:.0%} less), "
-            f"{asked / number:,.0f} rows asked for"
+            f"  {share:.0%} of rows kept: {sent / number / 1e6:.2f} MB per batch sent ({1 - sent / first:.0%} less), "
+            f"{asked / number:,.0f} rows requested"
         )
 
 
 def epoch(model: torch.nn.Module, batches: Any, seeds: int) -> tuple[float, float]:
-    """Seconds of an epoch of training, and the share of it that was spent waiting for batches."""
+    """Return the seconds of a training epoch, and the share spent waiting for batches."""
     optimizer = torch.optim.Adam(model.parameters())
     start, waited = time.perf_counter(), 0.0
     items = iter(batches)
@@ -155,7 +155,7 @@ def epoch(model: torch.nn.Module, batches: Any, seeds: int) -> tuple[float, floa
 
 
 def database(quick: bool) -> None:
-    """Prints what an epoch from the database costs next to one from memory."""
+    """Print the time of an epoch from the database next to an epoch from memory."""
     sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
     from graph_in_database import DatabaseEdges, DatabaseFeatures, made_up, put
     from torch_geometric.data import HeteroData
@@ -178,7 +178,7 @@ def database(quick: bool) -> None:
         if torch_geometric.typing.WITH_TORCH_SPARSE or torch_geometric.typing.WITH_PYG_LIB:
             ways["database, PyG's loader"] = NeighborLoader(stores, [10, 5], ("paper", seeds), batch_size=512)
         else:
-            print("  PyG's loader samples by an extension (torch_sparse), which is not installed")
+            print("  PyG's loader needs an extension (torch_sparse), which is not installed")
         found: dict[str, tuple[float, float]] = {}
         for _ in range(1 if quick else 3):
             for way, loader in ways.items():
@@ -193,8 +193,8 @@ def database(quick: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["disk", "database", "machines"], help="only one of them")
-    parser.add_argument("--quick", action="store_true", help="small sizes and one turn, to see that it runs")
+    parser.add_argument("--part", choices=["disk", "database", "machines"], help="run only this part")
+    parser.add_argument("--quick", action="store_true", help="use small sizes and one round, to check the script")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     one_thread()

@@ -1,4 +1,4 @@
-"""How every benchmark measures: one thread, variants in turn, medians, ratios against a peer in the same run."""
+"""Measurement for every benchmark: one thread, variants in turn, medians, ratios to a peer in the same run."""
 
 import statistics
 import sys
@@ -18,17 +18,17 @@ def measure(
     min_seconds: float = 0.02,
     clock: Callable[[], float] = time.process_time,
 ) -> dict[str, float]:
-    """The median seconds of one call of each variant.
+    """Return the median seconds of one call of each variant.
 
-    The variants take turns, so that a busy neighbor slows all of them; each turn repeats the call until `min_seconds`
+    The variants take turns, so that other load slows all of them; each turn repeats the call until `min_seconds`
     have passed. The default clock counts the processor time of this process, which at one thread is wall time on a
     quiet machine and does not count the time that other processes take on a busy one.
 
     Args:
-        variants: A name and a function of no arguments for each.
-        rounds: Turns of each variant, after one to warm up.
-        min_seconds: How long a turn lasts at least.
-        clock: Seconds; pass `time.perf_counter` where several threads or processes work for one variant.
+        variants: Functions without arguments, by name.
+        rounds: Turns of each variant, after a first turn to warm up.
+        min_seconds: Minimum length of a turn.
+        clock: Clock in seconds; pass `time.perf_counter` if several threads or processes work for one variant.
 
     Example:
         >>> seconds = measure({"sum": lambda: sum(range(100)), "more": lambda: sum(range(9999))}, rounds=3)
@@ -56,7 +56,7 @@ def _repeats(call: Callable[[], object], min_seconds: float, clock: Callable[[],
 
 
 def flushed(call: Callable[[], T]) -> Callable[[], T]:
-    """The same call with denormal numbers taken for zeros: what `torch.set_flush_denormal(True)` gives its user.
+    """Return the call with denormal numbers flushed to zero (`torch.set_flush_denormal(True)`).
 
     Example:
         >>> tiny = torch.tensor(1e-30)
@@ -75,17 +75,17 @@ def flushed(call: Callable[[], T]) -> Callable[[], T]:
 
 
 def both_ways(variants: Mapping[str, Callable[[], T]]) -> dict[str, Callable[[], T]]:
-    """Each peer as people run it, and, named `..., flushed`, with denormal numbers taken for zeros."""
+    """Return each variant with torch's defaults and, as `..., flushed`, with denormal numbers flushed to zero."""
     return {k: v for name, call in variants.items() for k, v in ((name, call), (f"{name}, flushed", flushed(call)))}
 
 
 def one_thread() -> None:
-    """Makes torch use one thread: two on a busy machine lose whole scheduler slices."""
+    """Set torch to one thread: on a busy machine, two threads lose whole scheduler slices."""
     torch.set_num_threads(1)
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
-    """The mean of ratios; 2 and 0.5 average to 1.
+    """Return the geometric mean of ratios; for 2 and 0.5 it is 1.
 
     Example:
         >>> geometric_mean([2.0, 0.5])

@@ -1,10 +1,10 @@
-"""What the arrangement of batches does to training: ordinary, padded and packed batches of the same molecules.
+"""Effect of the arrangement of batches on training: ordinary, padded and packed batches of the same molecules.
 
     python benchmarks/training_arrangements.py
 
 GIN with batch norm learns the HOMO-LUMO gap of the bundled molecules, from the same weights, in the same number of
-updates, with several seeds for weights and order; the error is that on molecules held out. What differs is who shares
-a batch, and in the last rows what people get wrong. One thread; five minutes.
+updates, with several seeds for weights and order; the error is measured on held-out molecules. Only the composition of
+batches differs; the last rows show two common mistakes. One thread; five minutes.
 """
 
 import argparse
@@ -30,16 +30,16 @@ GAP = Molecules.target_index("gap")
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """Who shares a batch, and how its loss becomes an update.
+    """The composition of batches, and the loss of an update.
 
     Attributes:
-        name: As the table has it.
-        strategy: Of `FixedSizeDataLoader`; None for PyG's ordinary batches.
-        graphs: Graphs that a batch holds, on average if it is packed.
-        rate: Learning rate over that of the others.
-        norms_see_padding: Batch norm takes padding nodes for real ones.
-        loss: The mean over the graphs that are real, their sum over always the same number, or the mean over all
-            slots, padding included.
+        name: Name in the table.
+        strategy: Strategy of `FixedSizeDataLoader`; None for PyG's ordinary batches.
+        graphs: Graphs per batch; the mean for packed batches.
+        rate: Factor on the learning rate.
+        norms_see_padding: Whether batch norm uses padding nodes as real nodes.
+        loss: Mean over the real graphs ("real"), their sum divided by a fixed number ("fixed"), or mean over all slots,
+            padding included ("slots").
     """
 
     name: str
@@ -63,7 +63,7 @@ ARRANGEMENTS = (
 
 
 def endless(arrangement: Arrangement, molecules: list[Data], seed: int) -> Iterator[Batch]:
-    """Batches, epoch after epoch, each in another order."""
+    """Yield batches, epoch after epoch, each epoch in a different order."""
     if arrangement.strategy is None:
         torch.manual_seed(seed)
         loader = DataLoader(molecules, arrangement.graphs, shuffle=True, drop_last=True)
@@ -79,7 +79,7 @@ def endless(arrangement: Arrangement, molecules: list[Data], seed: int) -> Itera
 
 
 def train(arrangement: Arrangement, molecules: list[Data], updates: int, seed: int) -> tuple[GIN, Tensor]:
-    """The trained model, and how many graphs each batch had."""
+    """Return the trained model, and the number of graphs of each batch."""
     torch.manual_seed(seed)
     model = GIN(molecules[0].num_features, 64, 3, 1, norm="batch_norm", jk="last", readout="mean")
     nn.init.constant_(model.lin.bias, float(torch.stack([one.y[0, GAP] for one in molecules]).mean()))
@@ -103,7 +103,7 @@ def train(arrangement: Arrangement, molecules: list[Data], updates: int, seed: i
 
 @torch.no_grad()
 def held_out_error(model: GIN, molecules: list[Data]) -> float:
-    """Mean absolute error (eV)."""
+    """Return the mean absolute error (eV)."""
     model.eval()
     batch = Batch.from_data_list(molecules)
     out = model(batch.x, batch.edge_index, batch=batch.batch, num_graphs=batch.num_graphs)
@@ -111,7 +111,7 @@ def held_out_error(model: GIN, molecules: list[Data]) -> float:
 
 
 def compare(molecules: list[Data], updates: int, seeds: int) -> pd.DataFrame:
-    """A row for each arrangement: graphs of a batch, and the errors over the seeds."""
+    """Return a row for each arrangement: graphs per batch, and the errors over the seeds."""
     held_out, training = molecules[: len(molecules) // 10], molecules[len(molecules) // 10 :]
     rows = []
     for arrangement in progress(ARRANGEMENTS, "training", "arrangements"):
@@ -123,7 +123,7 @@ def compare(molecules: list[Data], updates: int, seeds: int) -> pd.DataFrame:
         rows.append(
             {
                 "batches": arrangement.name,
-                "graphs a batch": f"{counts.mean():.1f} ± {counts.std():.1f}",
+                "graphs per batch": f"{counts.mean():.1f} ± {counts.std():.1f}",
                 "held-out error (eV)": f"{found.mean():.3f} ± {found.std():.3f}",
             }
         )
@@ -133,9 +133,9 @@ def compare(molecules: list[Data], updates: int, seeds: int) -> pd.DataFrame:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--molecules", type=int, default=5000)
-    parser.add_argument("--updates", type=int, default=1000, help="of batches of 32 molecules")
+    parser.add_argument("--updates", type=int, default=1000, help="updates, counted in batches of 32 molecules")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a few updates, in seconds")
+    parser.add_argument("--quick", action="store_true", help="use a few updates; takes seconds")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.molecules, arguments.updates, arguments.seeds = 400, 20, 2

@@ -1,11 +1,11 @@
-"""Whether SchNet learns alike with filters on a grid and at each edge: test errors of three seeds of both.
+"""Test errors of SchNet with filters on a grid and with filters at each edge, for three seeds each.
 
     python benchmarks/training_curves.py
 
-Energies and forces of ethanol (md/ethanol_train.npz), and the gap of QM9 (qm9.npz), in the folder that
-POPGEO_SHARED_DATA names. A seed gives both kinds the same first weights and the same order of batches. Prints, as they
-train, the lowest and the highest test error of the three seeds; at the end the difference of the means has to be no
-larger than the range of the seeds at each edge.
+The data are energies and forces of ethanol (md/ethanol_train.npz) and the gap of QM9 (qm9.npz), in the folder named by
+POPGEO_SHARED_DATA. A seed gives both kinds the same initial weights and the same order of batches. The script prints
+the lowest and the highest test error of the three seeds during training. Goal: at the end, the difference of the means
+is at most the range of the three seeds with filters at each edge.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SEEDS = (0, 1, 2)
 
 
 class Potential(nn.Module):
-    """Energies and forces, and the loss of both."""
+    """A model of energies and forces, with the loss of both."""
 
     unit, scale = "meV/angstrom, forces", 1000.0
 
@@ -41,7 +41,7 @@ class Potential(nn.Module):
         self.model = model
 
     def predict(self, z: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor, num_graphs: int) -> list[Tensor]:
-        """Energies [num_graphs] and forces [num_nodes, 3]"""
+        """Return energies [num_graphs] and forces [num_nodes, 3]."""
         pairs = {"num_graphs": num_graphs, "half_list": True}
         energy, forces = energy_and_forces(self.model, z, pos, batch, edge_index, **pairs)
         return [energy.flatten(), forces]
@@ -49,18 +49,18 @@ class Potential(nn.Module):
     def forward(
         self, z: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor, y: Tensor, forces: Tensor, graphs_mask: Tensor
     ) -> Tensor:
-        """The loss. []"""
+        """Return the loss []."""
         energy, found = self.predict(z, pos, batch, edge_index, len(y))
         return mse_loss(found, forces, z > 0) + 0.1 * mse_loss(energy, y, graphs_mask)
 
     def errors(self, batch: Batch) -> Tensor:
-        """Of each component of the force on each real atom."""
+        """Return the absolute error of each force component on each real atom."""
         found = self.predict(batch.z, batch.pos, batch.batch, batch.edge_index, len(batch.y))[1]
         return (found - batch.forces)[batch.nodes_mask].abs().flatten().detach()
 
 
 class Gap(nn.Module):
-    """One number for each molecule, and its loss."""
+    """A model of one number per molecule, with its loss."""
 
     unit, scale = "standard deviations, gap", 1.0
 
@@ -69,27 +69,27 @@ class Gap(nn.Module):
         self.model = model
 
     def predict(self, z: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor, num_graphs: int) -> Tensor:
-        """[num_graphs]"""
+        """Return one number per molecule [num_graphs]."""
         return self.model(z, pos, batch, edge_index, num_graphs=num_graphs, half_list=True).flatten()
 
     def forward(
         self, z: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor, y: Tensor, graphs_mask: Tensor
     ) -> Tensor:
-        """The loss. []"""
+        """Return the loss []."""
         return mse_loss(self.predict(z, pos, batch, edge_index, len(y)), y, graphs_mask)
 
     @torch.no_grad()
     def errors(self, batch: Batch) -> Tensor:
-        """Of each real molecule."""
+        """Return the absolute error of each real molecule."""
         found = self.predict(batch.z, batch.pos, batch.batch, batch.edge_index, len(batch.y))
         return (found - batch.y)[batch.graphs_mask].abs()
 
 
 def main() -> None:
-    """Trains all of them, and prints a table for each set."""
+    """Train all models, and print a table for each dataset."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=20, help="(default: %(default)s)")
-    parser.add_argument("--molecules", type=int, default=5000, help="of QM9 to train on (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=20, help="training epochs (default: %(default)s)")
+    parser.add_argument("--molecules", type=int, default=5000, help="QM9 molecules to train on (default: %(default)s)")
     options = parser.parse_args()
     one_thread()
     torch.set_flush_denormal(True)
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def compare(title: str, found: dict[str, np.ndarray]) -> None:
-    """A line for each fifth of the epochs, and whether the kinds agree at the end."""
+    """Print a line for each fifth of the epochs, and the verdict at the end."""
     epochs = found["edges"].shape[1]
     print(title)
     for epoch in range(epochs // 5, epochs + 1, epochs // 5):
@@ -121,7 +121,7 @@ def compare(title: str, found: dict[str, np.ndarray]) -> None:
 def curve(
     kind: type[Potential] | type[Gap], filters: str, seed: int, training: list[Data], testing: list[Data], epochs: int
 ) -> list[float]:
-    """The mean absolute test error after each epoch."""
+    """Return the mean absolute test error after each epoch."""
     torch.manual_seed(seed)
     model = SchNet(CHANNELS, CHANNELS, BLOCKS, GAUSSIANS, CUTOFF, filters=filters)
     step_model = kind(model)
@@ -137,17 +137,17 @@ def curve(
             errors.append(kind.scale * mean_of(map(step_model.errors, held_out)))
             shown.update(1)
     if (", 0 of " in repr(step)) != (filters == "edges"):
-        raise ValueError(f"{step} does not make its filters as asked.")
+        raise ValueError(f"{step} does not evaluate its filters with filters={filters!r}.")
     return errors
 
 
 def mean_of(parts: Iterable[Tensor]) -> float:
-    """Of all elements of these."""
+    """Return the mean of all elements of the tensors."""
     return float(torch.cat(list(parts)).mean())
 
 
 def loader_of(graphs: list[Data], shuffle: bool) -> FixedSizeDataLoader:
-    """Batches of that many graphs, and one of padding."""
+    """Return a loader of batches with about `GRAPHS` graphs and one padding graph."""
     sizes = FixedSizeOptions.tune(graphs, target_graphs=GRAPHS, verbose=False)
     levels = {"forces": "node", "y": "graph"}
     return FixedSizeDataLoader(
@@ -156,7 +156,7 @@ def loader_of(graphs: list[Data], shuffle: bool) -> FixedSizeDataLoader:
 
 
 def ethanol(path: Path) -> list[Data]:
-    """Frames with the pairs within the cutoff; energies without their mean."""
+    """Read frames with the pairs within the cutoff; subtract the mean of the energies."""
     near = PrecomputeInteractionGraph(CUTOFF, half_list=True)
     with np.load(path) as held:
         z, energy = torch.from_numpy(held["z"].astype(np.int64)), held["energy"] - held["energy"].mean()
@@ -168,7 +168,7 @@ def ethanol(path: Path) -> list[Data]:
 
 
 def qm9(path: Path, count: int) -> tuple[list[Data], list[Data]]:
-    """Molecules to train on and a thousand to test on, drawn at random; their gaps as standard deviations."""
+    """Read random molecules, `count` for training and 1,000 for testing, with standardised gaps."""
     near = PrecomputeInteractionGraph(CUTOFF, half_list=True)
     with np.load(path) as held:
         ptr = np.concatenate([[0], held["num_atoms"].astype(np.int64).cumsum()])

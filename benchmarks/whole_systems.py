@@ -1,7 +1,7 @@
-"""Published throughputs of whole systems of IPUs, and what the model says of them; no constant was fitted to any.
+"""Published throughputs of whole systems of IPUs, next to the model's; no constant was fitted to them.
 
-One exception is told apart: the 1.3 ms of a call from the host were read off the right end of SchNet's scaling, long
-before, so the column `with host` is not a check at 32 and 64 IPUs. The column before it has no such constant.
+There is one exception, in its own column: the 1.3 ms of a call from the host were read from the right end of SchNet's
+scaling. So the column `with host` is no check at 32 and 64 IPUs; the column before it is one.
 """
 
 import functools
@@ -31,23 +31,23 @@ from popgeo.ipu.report.report import Pipeline
 from popgeo.ipu.systems.ipu_share import IpuShare, update_of
 
 SCALING_GATE, SYSTEM_GATE = 0.10, 1.5
-# SchNet's steps with the host's calls: median and largest error, and the mean of the signed errors, so that no common
-# sign hides in the median.
+# SchNet's steps with the host's calls: median and largest error, and the mean of the signed errors, which would show
+# a common sign.
 STEP_GATES = {"median": 0.07, "largest": 0.15, "mean": 0.05}
-# One process that puts QM9's batches together gave 3,584 molecules in 0.826 s, whatever the number of IPUs: outputs of
-# graphcore/examples gnn/schnet; hydronet-gnn's configuration for the scaling has at most 32 such workers.
+# One process that makes QM9's batches gave 3,584 molecules in 0.826 s, for any number of IPUs (outputs of
+# graphcore/examples gnn/schnet). The configuration of hydronet-gnn for the scaling has at most 32 such workers.
 MOLECULES_PER_SECOND_OF_A_WORKER, WORKERS = 3584 / 0.826, 32
 
 
 def points(folder: Path, system: str, data: str) -> dict[int, float]:
-    """Published samples per second by number of IPUs."""
+    """Return published samples per second by number of IPUs."""
     table = pd.read_csv(folder / "whole_systems.csv")
     rows = table[(table.system == system) & (table.data == data)]
     return dict(zip(rows.ipus, rows.samples_per_second, strict=True))
 
 
 class NearestNeighbors(nn.Module):
-    """28 neighbors of each atom out of the distances of all pairs of a batch, as the published program finds them."""
+    """The 28 nearest neighbors of each atom from all distances of a batch, as in the published program."""
 
     K, CUTOFF = 28, 6.0
 
@@ -60,14 +60,14 @@ class NearestNeighbors(nn.Module):
 
 
 class StableSoftplus(nn.Module):
-    """log(1 + exp(x)) - log(2) without a branch, as the published program writes it."""
+    """log(1 + exp(x)) - log(2) without a branch, as in the published program."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.log1p(torch.exp(-x.abs())) + x.clamp_min(0.0) - math.log(2.0)
 
 
 class SchNetStep(nn.Module):
-    """PyG's SchNet as published, and its loss: 16 packs of at most 36 atoms, two molecules each."""
+    """PyG's SchNet with the published settings, and its loss: 16 packs of at most 36 atoms, two molecules each."""
 
     PACKS, ATOMS, GRAPHS_OF_A_PACK, REAL = 16, 36, 3, 32
 
@@ -93,9 +93,9 @@ class SchNetStep(nn.Module):
 
 
 def schnet_scaling() -> dict[int, tuple[float, float, ErrorBudget]]:
-    """Modelled molecules per second by number of IPUs, without and with the host's calls, and the error budget.
+    """Return modelled molecules per second by number of IPUs, without and with host calls, and the error budget.
 
-    Each update joins 2 micro-batches of each IPU; a call runs 64 / IPUs updates (sweeps/qm9_packed_scaling.yml).
+    An update uses 2 micro-batches per IPU; a call runs 64 / IPUs updates (sweeps/qm9_packed_scaling.yml).
     """
     model = SchNetStep()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -115,7 +115,7 @@ def schnet_scaling() -> dict[int, tuple[float, float, ErrorBudget]]:
 
 
 def summary(errors: Sequence[float]) -> dict[str, float]:
-    """The median and the largest of the errors without their signs, and the mean with them.
+    """Return the median and the largest of the absolute errors, and the mean of the signed errors.
 
     Example:
         >>> summary([-0.5, 0.25, 0.25])
@@ -127,12 +127,12 @@ def summary(errors: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A published throughput and what the model says of it.
+    """A published throughput, compared with the model's.
 
     Attributes:
-        name: Of the row.
+        name: Name of the row.
         ratio: Modelled over published throughput, which is also the published over the modelled time.
-        budget: Of the modelled step.
+        budget: Error budget of the modelled step.
     """
 
     name: str
@@ -141,12 +141,12 @@ class Judged:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the published time lies in the interval of the modelled one."""
+        """Whether the published time lies within the interval of the modelled time."""
         return self.budget.low <= self.ratio <= self.budget.high
 
 
 def judged(folder: Path) -> Iterator[Judged]:
-    """SchNet on 1 to 64 IPUs, GPS++, and GPT-2 if transformers is installed."""
+    """Yield SchNet on 1 to 64 IPUs, GPS++, and GPT-2 if transformers is installed."""
     modelled = schnet_scaling()
     for ipus, measured in points(folder, "schnet", "synthetic").items():
         yield Judged(name=f"schnet-{ipus}", ratio=modelled[ipus][1] / measured, budget=modelled[ipus][2])
@@ -159,14 +159,14 @@ def judged(folder: Path) -> Iterator[Judged]:
 
 
 class LanguageModel(nn.Module):
-    """GPT-2 with its loss of predicting each next token."""
+    """GPT-2 with the loss of predicting each next token."""
 
     def __init__(self, gpt: nn.Module) -> None:
         super().__init__()
         self.gpt = gpt
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.gpt(tokens, use_cache=False).logits  # float16, as transformers 4.18 left them
+        logits = self.gpt(tokens, use_cache=False).logits  # float16, as in transformers 4.18
         following = nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
         return nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten()), logits
 
@@ -174,30 +174,30 @@ class LanguageModel(nn.Module):
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **_: object
 ) -> tuple[Tensor, None]:
-    """Attention as transformers 4.18 computed it in these runs: scores divided, masked twice, softmax, dropout.
+    """Compute attention as transformers 4.18 in these runs: scores divided, masked twice, softmax, dropout.
 
     [batch, heads, sequence, width] each -> [batch, sequence, heads, width]
     """
     scores = query @ key.transpose(-1, -2) / torch.full([], query.shape[-1] ** 0.5, dtype=query.dtype)
     before = torch.ones(1, 1, *scores.shape[-2:], dtype=scores.dtype).tril()
     scores = scores * before - 1e4 * (1 - before)
-    scores = scores + torch.zeros(1, 1, 1, scores.shape[-1], dtype=scores.dtype)  # of padding, if there is none
+    scores = scores + torch.zeros(1, 1, 1, scores.shape[-1], dtype=scores.dtype)  # the mask of padding, without padding
     weights = nn.functional.dropout(scores.softmax(-1), 0.1)
     return (weights @ value).transpose(1, 2), None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpt2:
-    """One of Graphcore's runs of GPT-2 with optimum-graphcore, as its page tells it.
+    """One of Graphcore's runs of GPT-2 with optimum-graphcore, with the settings on its page.
 
     Attributes:
-        name: Of the run.
-        width: Features of a token.
+        name: Name of the run.
+        width: Features per token.
         heads: Attention heads.
-        layers_per_ipu: From the first IPU on, which holds the embedding and the head instead.
-        replicas: Pipelines side by side.
-        accumulate: Samples of a pipeline for each update.
-        in_parts: Parts that the head's outputs are computed in.
+        layers_per_ipu: Layers of each IPU; the first IPU has the embedding and the head instead.
+        replicas: Parallel pipelines.
+        accumulate: Samples per pipeline and update.
+        in_parts: Number of parts into which the head's outputs are split.
     """
 
     name: str
@@ -212,18 +212,20 @@ class Gpt2:
 GPT2_RUNS = (
     Gpt2(name="gpt2-medium", width=1024, heads=16, layers_per_ipu=(0, 3, 3, 3, 3, 4, 4, 4), replicas=2,
          accumulate=256, in_parts=5),
-    # Its page tells neither layers nor proportion: those of graphcore/examples nlp/gpt2 and of the medium model.
+    # Its page gives neither layers nor proportion: taken from graphcore/examples nlp/gpt2 and the medium model.
     Gpt2(name="gpt2-small", width=768, heads=12, layers_per_ipu=(0, 4, 4, 4), replicas=4, accumulate=128, in_parts=4),
 )  # fmt: skip
 
 
 def gpt2(run: Gpt2) -> Pipeline:
-    """The plan of a run: sequence 1,024, float16, dropout 0.1, one sample a micro-batch, recomputation, state off chip.
+    """Return the plan of a run: sequence 1,024, float16, dropout 0.1, one sample per micro-batch, recomputation.
+
+    The optimizer's state is off the chip.
 
     Results of all layers but the last are kept (`recompute_checkpoint_every_layer` of optimum-graphcore's GPT-2, and
     `--recompute-checkpoint-every-layer True` of nlp/gpt2/pytorch/run/pretraining_medium.sh in graphcore/examples).
 
-    The head stands on the first IPU with the embedding that it shares its weights with, as in optimum-graphcore's
+    The head is on the first IPU with the embedding, since both share their weights, as in optimum-graphcore's
     `PipelinedGPT2LMHeadModel`.
     """
     from transformers import AttentionInterface, GPT2Config, GPT2LMHeadModel, logging
@@ -267,10 +269,10 @@ def gpt2(run: Gpt2) -> Pipeline:
 
 
 def tell_scaling(folder: Path) -> None:
-    """Prints SchNet's published scaling next to the modelled one."""
+    """Print SchNet's published and modelled scaling."""
     published, real = points(folder, "schnet", "synthetic"), points(folder, "schnet", "real")
     modelled, host = schnet_scaling(), WORKERS * MOLECULES_PER_SECOND_OF_A_WORKER
-    print("\nSchNet on QM9, Bow, molecules/s: synthetic data, then real data (32 workers put batches together)")
+    print("\nSchNet on QM9, Bow, molecules/s: synthetic data, then real data (32 workers make batches)")
     print(f"{'IPUs':>6}{'published':>12}{'modelled':>12}{'ratio':>7}{'with host':>12}{'ratio':>7}", end="")
     print(f"{'real data':>12}{'modelled':>12}{'ratio':>7}")
     for ipus, measured in published.items():
@@ -287,24 +289,24 @@ def tell_scaling(folder: Path) -> None:
     for name, error in summary([*errors.values()]).items():
         verdict = "met" if abs(error) <= STEP_GATES[name] else "MISSED"
         print(f"  {name} error {error:+.1%} (goal {STEP_GATES[name]:.0%}): {verdict}")
-    print(f"  the host is modelled to put {host:,.0f} molecules/s together; published real data stop at 149,206")
+    print(f"  the modelled host makes batches of {host:,.0f} molecules/s; published real data reach 149,206")
 
 
 def tell_system(folder: Path, system: str, plan: Pipeline, samples: float, why: str, start: float) -> None:
-    """Prints one published system next to its plan."""
+    """Print one published system next to its plan."""
     ((ipus, measured),) = points(folder, system, "real").items()
     modelled = plan.micro_batches_per_second * samples
     ratio = modelled / measured
     met = 1 / SYSTEM_GATE <= ratio <= SYSTEM_GATE
     print(
         f"{system:<13}{ipus:>5}{measured:>12,.1f}{modelled:>12,.1f}{ratio:>7.2f}  {'met' if met else 'MISSED'} "
-        f"(gate {SYSTEM_GATE} either way; expected {plan.error_budget}; bubble {plan.bubble:.0%}; "
+        f"(goal: a ratio of at most {SYSTEM_GATE} either way; expected {plan.error_budget}; bubble {plan.bubble:.0%}; "
         f"{time.perf_counter() - start:.0f} s)\n  {why}"
     )
 
 
 def tell(folder: Path) -> None:
-    """Prints all systems."""
+    """Print all systems."""
     tell_scaling(folder)
     print(f"\n{'system':<13}{'IPUs':>5}{'published':>12}{'modelled':>12}{'ratio':>7}  samples/s, real data")
     start = time.perf_counter()
@@ -315,7 +317,7 @@ def tell(folder: Path) -> None:
     try:
         import transformers  # noqa: F401
     except ImportError:
-        print("gpt2: left out, it takes transformers: pip install transformers")
+        print("gpt2: left out, because it needs transformers: pip install transformers")
         return
     for run in GPT2_RUNS:
         start = time.perf_counter()

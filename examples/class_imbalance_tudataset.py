@@ -1,10 +1,11 @@
-"""Train one GIN on a TUDataset whose classes differ in size, with plain PyG and with a compiled step, and compare both.
+"""Train a GIN on a TUDataset with classes of different sizes, with plain PyG and with a compiled step.
 
     python examples/class_imbalance_tudataset.py --root data/tu --name MUTAG
 
-Both sides have the same model with `torch.nn.BatchNorm1d`, the same first weights and the same class weights. The
-splits are scikit-learn's and stratified. Prints accuracy, macro F1 and the confusion matrix of the test graphs, over
-all seeds, and the time of training. PyG downloads the data set if it is missing. Needs `pip install scikit-learn`.
+Both sides have the same model with `torch.nn.BatchNorm1d`, the same initial weights and the same class weights. The
+splits are scikit-learn's stratified splits. The script prints accuracy, macro F1 and the confusion matrix of the test
+graphs over all seeds, and the training time. PyG downloads the dataset if it is missing. The script needs
+`pip install scikit-learn`.
 """
 
 import argparse
@@ -29,7 +30,7 @@ BATCH_SIZE, LEARNING_RATE = 16, 5e-3
 
 
 class Net(nn.Module):
-    """Three layers of GIN from PyG, with torch's norm after each."""
+    """Three GIN layers of PyG, each followed by torch's batch norm."""
 
     def __init__(self, in_channels: int, hidden: int, num_classes: int) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class Net(nn.Module):
         self.lin = nn.Linear(hidden, num_classes)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits. [num_graphs, num_classes]"""
+        """Return the logits [num_graphs, num_classes]."""
         x = batch.x
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = norm(conv(x, batch.edge_index)).relu()
@@ -47,22 +48,22 @@ class Net(nn.Module):
 
 
 class Training(nn.Module):
-    """The model with its loss, as a compiled step takes it."""
+    """The model with its loss, in the form that a compiled step expects."""
 
     weight: Tensor
 
     def __init__(self, net: Net, weight: Tensor) -> None:
         super().__init__()
-        self.net = convert_norms(net)  # its norms leave padding out
+        self.net = convert_norms(net)  # its norms ignore padding
         self.register_buffer("weight", weight)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss of the real graphs."""
+        """Return the loss of the real graphs."""
         return cross_entropy(self.net(batch), batch.y, batch.graphs_mask, self.weight)
 
 
 def trained_by_pyg(net: Net, training: TUDataset, weight: Tensor, epochs: int) -> Net:
-    """The model after training as PyG's users do it."""
+    """Train with plain PyG; return the model."""
     loader = DataLoader(training, BATCH_SIZE, shuffle=True)
     optimizer = torch.optim.Adam(net.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
@@ -76,7 +77,7 @@ def trained_by_pyg(net: Net, training: TUDataset, weight: Tensor, epochs: int) -
 
 
 def trained_by_popgeo(net: Net, training: TUDataset, weight: Tensor, epochs: int) -> Net:
-    """The model after training with a compiled step."""
+    """Train with a compiled step; return the model."""
     sizes = popgeo.FixedSizeOptions.tune(training, target_graphs=BATCH_SIZE, verbose=False)
     loader = popgeo.FixedSizeDataLoader(training, shuffle=True, fixed_size_options=sizes, fixed_size_strategy="Window")
     model = Training(net, weight)
@@ -93,11 +94,11 @@ def trained_by_popgeo(net: Net, training: TUDataset, weight: Tensor, epochs: int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data/tu", help="where PyG's TUDatasets are or go")
-    parser.add_argument("--name", default="MUTAG", help="data set")
+    parser.add_argument("--root", default="data/tu", help="folder of PyG's TUDatasets")
+    parser.add_argument("--name", default="MUTAG", help="dataset")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--seeds", type=int, default=5, help="how many splits")
+    parser.add_argument("--seeds", type=int, default=5, help="number of splits")
     arguments = parser.parse_args()
     files = f"{arguments.name}_A.txt and the others of its archive in {arguments.root}/{arguments.name}/raw"
     dataset = pyg_dataset(partial(TUDataset, arguments.root, arguments.name), files)

@@ -1,11 +1,11 @@
-"""An ordinary PyG training script with three lines changed, after which torch.compile compiles its model once.
+"""An ordinary PyG training script with three changed lines, so that torch.compile compiles the model once.
 
     python examples/compile_once.py --epochs 3
     python examples/compile_once.py --model schnet
 
-Each changed line stands below a comment with what it was. The script prints the loss of each epoch and how many graphs
-torch.compile has made of the model so far: one. With the old lines it makes another where a size changes. All models
-are of PyG's own layers, as they are.
+Each changed line is below a comment with the old line. The script prints the loss of each epoch and the number of
+graphs that torch.compile has made of the model so far: one. With the old lines, it makes another graph when a size
+changes. All models consist of PyG's own layers, without changes.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from popgeo.datasets import Molecules
 from popgeo.loader import FixedSizeDataLoader
 
 GAP = Molecules.target_index("gap")
-BONDS = torch.tensor([1, 60, 30, 20, 10])  # of how many atoms in a hundred each number of bonds is, about
+BONDS = torch.tensor([1, 60, 30, 20, 10])  # number of atoms in a hundred with 0, 1, 2, ... bonds, approximately
 LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "gin": lambda width, channels: GINConv(nn.Sequential(nn.Linear(width, channels), nn.ReLU())),
-    # The loops that GATConv would add depend on the data: how many there are already.
+    # Self-loops added by GATConv would depend on the data: on the number of existing self-loops.
     "gat": lambda width, channels: GATConv(width, channels, heads=2, concat=False, add_self_loops=False),
     "pna": lambda width, channels: PNAConv(width, channels, ["mean", "max"], ["identity", "amplification"], BONDS),
     "graphconv": lambda width, channels: GraphConv(width, channels),
@@ -37,7 +37,7 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 class Convolutions(nn.Module):
-    """Two layers of PyG's own: the HOMO-LUMO gap of each molecule (eV)."""
+    """Two of PyG's own layers, for the HOMO-LUMO gap of each molecule (eV)."""
 
     def __init__(self, name: str, in_channels: int, channels: int) -> None:
         super().__init__()
@@ -45,20 +45,20 @@ class Convolutions(nn.Module):
         self.lin = nn.Linear(channels, 1)
 
     def forward(self, x: Tensor, z: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-        """[num_graphs]"""
+        """Return the gaps in eV [num_graphs]."""
         for conv in self.convs:
             x = conv(x, edge_index).relu()
         return self.lin(global_add_pool(x, batch, num_graphs)).flatten()
 
 
 class Given(nn.Module):
-    """Stands where PyG's SchNet finds edges and adds up molecules: both are given with the batch."""
+    """The replacement of the edge search and the sum in PyG's SchNet; it uses the batch's edges and graphs."""
 
     edge_index: Tensor
     num_graphs: int
 
     def forward(self, x: Tensor, batch: Tensor, dim: int | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The edges and their lengths; or, with a dimension, the sum of each molecule."""
+        """Return the edges and their lengths or, if `dim` is given, the sum over each molecule."""
         if dim is not None:
             return global_add_pool(x, batch, self.num_graphs)
         src, dst = self.edge_index
@@ -66,7 +66,7 @@ class Given(nn.Module):
 
 
 class Distances(nn.Module):
-    """PyG's SchNet, with the edges of the batch for interactions: here the bonds."""
+    """PyG's SchNet with the edges of the batch (here the bonds) as interactions."""
 
     def __init__(self, channels: int, num_interactions: int = 2, num_gaussians: int = 16, cutoff: float = 5.0) -> None:
         super().__init__()
@@ -75,20 +75,20 @@ class Distances(nn.Module):
         self.schnet.readout = self.given
 
     def forward(self, x: Tensor, z: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-        """[num_graphs]"""
+        """Return the gaps in eV [num_graphs]."""
         self.given.edge_index, self.given.num_graphs = edge_index, num_graphs
         return self.schnet(z, pos, batch).flatten()
 
 
 def make_model(name: str, in_channels: int, channels: int) -> nn.Module:
-    """The model of a name on the command line."""
+    """Return the model for a name of the command line."""
     return Distances(channels) if name == "schnet" else Convolutions(name, in_channels, channels)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gin", choices=[*LAYERS, "schnet"])
-    parser.add_argument("--molecules", type=int, default=4000, help="how many of the bundled molecules")
+    parser.add_argument("--molecules", type=int, default=4000, help="number of bundled molecules")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=3)

@@ -1,12 +1,12 @@
-"""Train a force field on periodic copper with energies, forces and stress, and ask it for the metal's elastic answer.
+"""Train a force field on periodic copper with energies, forces and stress, and compute elastic properties with it.
 
     python examples/copper_stress.py
     python examples/copper_stress.py --data my_copper.xyz --epochs 200
 
-Without `--data`, a hundred strained and shaken cells are made, with what EMT of ASE says of them. Trains by
-`popgeo train`, then finds the lattice constant by the model's stress alone, and the bulk modulus by how that changes
-with volume; prints both next to EMT's: 3.588 angstrom for 3.590, 135 GPa for 134. A minute on one core.
-Needs `pip install ase vesin`.
+Without `--data`, the script makes a hundred strained cells with random displacements and computes their energies,
+forces and stress with EMT of ASE. It trains with `popgeo train`, then finds the lattice constant from the model's
+stress alone, and the bulk modulus from the change of the stress with the volume. It prints both next to EMT's: 3.588
+and 3.590 angstrom, 135 and 134 GPa. A minute on one core. It needs `pip install ase vesin`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from popgeo.deploy import Calculator, ForceField
 
 
 def shaken(number: int) -> list[Any]:
-    """Cells of 4 and 8 atoms, strained by some percent, with what EMT says of them."""
+    """Return cells of 4 and 8 atoms, strained by a few percent, with EMT's energy, forces and stress."""
     from ase.build import bulk
     from ase.calculators.emt import EMT
     from ase.calculators.singlepoint import SinglePointCalculator
@@ -40,7 +40,7 @@ def shaken(number: int) -> list[Any]:
 
 
 def crystal_of(calculator: Any) -> tuple[float, float]:
-    """The lattice constant (angstrom) at which a calculator's pressure is 0, and the bulk modulus there (GPa)."""
+    """Return the lattice constant (angstrom) at zero pressure, and the bulk modulus there (GPa)."""
     from ase.build import bulk
     from ase.units import GPa
 
@@ -57,10 +57,10 @@ def crystal_of(calculator: Any) -> tuple[float, float]:
 
 def main() -> int | None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="periodic structures with energies, forces and stress, as ASE reads")
-    parser.add_argument("--structures", type=int, default=100, help="how many to make without --data")
+    parser.add_argument("--data", type=Path, help="file of ASE with periodic structures, energies, forces, stress")
+    parser.add_argument("--structures", type=int, default=100, help="number of structures to make without --data")
     parser.add_argument("--epochs", type=int, default=150)
-    parser.add_argument("--out", type=Path, default=Path("popgeo-copper"), help="folder of data and results")
+    parser.add_argument("--out", type=Path, default=Path("popgeo-copper"), help="folder for data and results")
     arguments = parser.parse_args()
     from ase.calculators.emt import EMT
     from ase.io import write

@@ -1,12 +1,12 @@
-"""A classifier of handwritten digits as PopTorch's users wrote it, next to the same training in plain PyTorch.
+"""A classifier of handwritten digits, written for PopTorch and in plain PyTorch.
 
     python examples/digits_poptorch.py
     python examples/digits_poptorch.py --epochs 3 --device-iterations 5
 
-Five things make a program for IPUs out of one for a GPU, and here they run on any computer: options with device
+Five changes turn a program for a GPU into a program for IPUs, and here they run on any computer: options with device
 iterations, `poptorch.DataLoader`, `poptorch.trainingModel`, `poptorch.inferenceModel` and `detachFromDevice`. The
-digits are the 1797 pictures of 8 x 8 points that come with scikit-learn. Prints how many of the held-out digits each of
-the two programs names rightly (about 97 %), and what became of all that was asked of PopTorch. Needs
+digits are the 1797 images of 8 x 8 pixels that come with scikit-learn. The script prints the accuracy of both programs
+on the held-out digits (about 97 %), and the treatment of every used part of PopTorch. It needs
 `pip install scikit-learn`.
 """
 
@@ -21,13 +21,13 @@ from popgeo import compat
 from popgeo.command_line import run
 
 compat.enable()
-import poptorch  # noqa: E402  the name is found from here on
+import poptorch  # noqa: E402  `compat.enable` makes the name importable
 
 NUM_TRAINING = 1400
 
 
 class Classifier(nn.Module):
-    """Two convolutions and two dense layers; PopTorch wants the loss inside of the model."""
+    """Two convolutions and two dense layers, with the loss, which PopTorch expects inside the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ class Classifier(nn.Module):
         self.loss = nn.CrossEntropyLoss()
 
     def forward(self, pictures: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """[batch, 1, 8, 8], [batch] -> scores of the ten digits [batch, 10], and with labels the loss []"""
+        """Return the scores of the ten digits [batch, 10], and with labels also the loss []."""
         scores = self.layers(pictures)
         return scores if labels is None else (scores, self.loss(scores, labels))
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Pictures between 0 and 1 with their digits, in an order of chance: those to train on and those held out."""
+    """Return training and held-out images, with values between 0 and 1, and their digits, in random order."""
     held = load_digits()
     order = torch.randperm(len(held.target), generator=torch.Generator().manual_seed(0))
     pictures = torch.tensor(held.images, dtype=torch.float32)[order, None] / 16
@@ -64,7 +64,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def in_pytorch(training: TensorDataset, held_out: TensorDataset, epochs: int, batch_size: int) -> float:
-    """The program as it is for a processor or a GPU. Gives the share of held-out digits that are named rightly."""
+    """Train as on a processor or a GPU; return the accuracy on the held-out digits."""
     loader = DataLoader(training, batch_size=batch_size, shuffle=True, drop_last=True)
     model = Classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -88,7 +88,7 @@ def in_pytorch(training: TensorDataset, held_out: TensorDataset, epochs: int, ba
 def in_poptorch(
     training: TensorDataset, held_out: TensorDataset, epochs: int, batch_size: int, device_iterations: int
 ) -> float:
-    """The same program for IPUs; every line that differs says so."""
+    """Train with the program for IPUs, which marks new and changed lines; return the accuracy."""
     options = poptorch.Options().deviceIterations(device_iterations)  # new
     loader = poptorch.DataLoader(options, training, batch_size=batch_size, shuffle=True)  # changed
     model = Classifier()
@@ -105,7 +105,7 @@ def in_poptorch(
     inference_model = poptorch.inferenceModel(model)  # new
     correct = 0
     for pictures, labels in poptorch.DataLoader(poptorch.Options(), held_out, batch_size=batch_size, drop_last=False):
-        scores = inference_model(pictures) if len(pictures) == batch_size else model(pictures)  # shapes are fixed there
+        scores = inference_model(pictures) if len(pictures) == batch_size else model(pictures)  # compiled for one shape
         correct += int((scores.argmax(1) == labels).sum())
     inference_model.detachFromDevice()
     return correct / len(held_out)
@@ -114,8 +114,8 @@ def in_poptorch(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=16, help="pictures in a step")
-    parser.add_argument("--device-iterations", type=int, default=20, help="steps in one call of the model")
+    parser.add_argument("--batch-size", type=int, default=16, help="images per step")
+    parser.add_argument("--device-iterations", type=int, default=20, help="steps per call of the model")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     training, held_out = digits()

@@ -5,14 +5,14 @@
     python examples/forces_ethanol.py --data FOLDER --beside pyg
     python examples/forces_ethanol.py --data FOLDER --dynamics 2000
 
-`--data` is a folder with `rmd17_ethanol.npz` of rMD17 (https://doi.org/10.6084/m9.figshare.12672038, in kcal/mol), of
-which a thousand frames each are drawn to train and to test; or with `ethanol_train.npz` and `ethanol_test.npz`: `z`
-[atoms], `pos` [frames, atoms, 3] in angstrom, `energy` [frames] in eV and `forces` [frames, atoms, 3] in eV/angstrom.
-`popgeo train` does the like in one command, from a file that ASE reads. Prints the errors on the test frames (MAE)
-next to those of predicting the mean energy and no force: 0.14 eV and 0.88 eV/angstrom fall to about 0.013 and 0.04 in
-the 60 epochs, a minute on one core. `--beside pyg` trains PyG's own SchNet from the same weights next to it, as its
-users do, and prints error and processor minutes of both. Then it shows that padding touches no force. `--dynamics`
-needs ase, and prints how well a run at 300 K keeps its energy.
+`--data` is a folder with `rmd17_ethanol.npz` of rMD17 (https://doi.org/10.6084/m9.figshare.12672038, in kcal/mol), from
+which the script draws a thousand frames each for training and testing; or with `ethanol_train.npz` and
+`ethanol_test.npz`: `z` [atoms], `pos` [frames, atoms, 3] in angstrom, `energy` [frames] in eV and `forces` [frames,
+atoms, 3] in eV/angstrom. `popgeo train` does a similar job in one command, from a file that ASE reads. The script
+prints the errors on the test frames (MAE) and the errors of predicting the mean energy and zero forces: 0.14 eV and
+0.88 eV/angstrom fall to about 0.013 and 0.04 in the 60 epochs, a minute on one core. `--beside pyg` also trains PyG's
+own SchNet from the same weights with plain PyG code, and prints error and processor minutes of both. Then the script
+shows that padding does not change forces. `--dynamics` needs ase, and prints the energy drift of a run at 300 K.
 """
 
 import argparse
@@ -40,7 +40,7 @@ KCAL_PER_MOL = 0.0433641153  # eV
 
 
 class ForceModel(nn.Module):
-    """Energies and forces; with targets also the loss that both are trained on (arXiv:1706.08566, eq. 6)."""
+    """A model of energies and forces with their loss (arXiv:1706.08566, eq. 6)."""
 
     def __init__(self, potential: nn.Module, num_graphs: int, energy_weight: float) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ForceModel(nn.Module):
     def forward(
         self, z: Tensor, pos: Tensor, batch: Tensor, pairs: Tensor, energy: Tensor, forces: Tensor, graphs_mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Energies [num_graphs], forces [num_nodes, 3], loss []"""
+        """Return energies [num_graphs], forces [num_nodes, 3] and the loss []."""
         out, found = energy_and_forces(self.potential, z, pos, batch, pairs, num_graphs=self.num_graphs, half_list=True)
         of_energy = mse_loss(out.flatten(), energy, graphs_mask)
         of_forces = mse_loss(found, forces, z > 0)
@@ -57,7 +57,7 @@ class ForceModel(nn.Module):
 
 
 class KnownEdges(nn.Module):
-    """An interaction graph for PyG's SchNet: the edges that its batch lists, with their lengths."""
+    """An interaction graph for PyG's SchNet that returns the batch's edges with their lengths."""
 
     edge_index: Tensor
 
@@ -67,9 +67,9 @@ class KnownEdges(nn.Module):
 
 
 class PlainPyG:
-    """PyG's own SchNet, trained as its users do: batches without padding, forces by autograd, an eager step of Adam.
+    """PyG's own SchNet, trained with plain PyG code: batches without padding, forces by autograd, an eager Adam step.
 
-    It starts from the weights of `potential` and knows its edges beforehand too, so that only the step differs.
+    It starts from the weights of `potential` and also uses precomputed edges, so that only the step differs.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class PlainPyG:
         self.batch_size, self.energy_weight = batch_size, energy_weight
 
     def loader(self, frames: list[Data], shuffle: bool = False) -> DataLoader:
-        """PyG's own loader, of the same frames with each pair listed in both directions."""
+        """Return PyG's own loader of the same frames, with each pair in both directions."""
         both = [frame.clone() for frame in frames]
         for frame in both:
             frame.edge_index = torch.cat([frame.edge_index, frame.edge_index.flip(0)], 1)
         return DataLoader(both, self.batch_size, shuffle=shuffle, drop_last=shuffle)
 
     def predict(self, batch: Data, training: bool) -> tuple[Tensor, Tensor]:
-        """Energies [num_graphs], forces [num_nodes, 3]"""
+        """Return energies [num_graphs] and forces [num_nodes, 3]."""
         pos = batch.pos.clone().requires_grad_()
         self.model.interaction_graph.edge_index = batch.edge_index
         energy = self.model(batch.z, pos, batch.batch).flatten()
@@ -98,7 +98,7 @@ class PlainPyG:
         return energy, -slope
 
     def train_epoch(self, frames: DataLoader) -> None:
-        """An update for each batch."""
+        """Update the model once per batch."""
         for batch in frames:
             self.optimizer.zero_grad()
             energy, forces = self.predict(batch, training=True)
@@ -108,7 +108,7 @@ class PlainPyG:
             self.schedule.step()
 
     def errors(self, frames: DataLoader) -> tuple[float, float]:
-        """Mean absolute errors of energies (eV) and forces (eV/angstrom)."""
+        """Return the mean absolute errors of energies (eV) and forces (eV/angstrom)."""
         of_energy, of_forces = [], []
         for batch in frames:
             energy, forces = self.predict(batch, training=False)
@@ -118,14 +118,14 @@ class PlainPyG:
 
 
 def potential_of(name: str, channels: int) -> nn.Module:
-    """Three blocks of that many channels."""
+    """Return the potential with three blocks of `channels` channels."""
     if name == "painn":
         return PaiNN(channels, num_interactions=3, num_radial=20, cutoff=CUTOFF)
     return SchNet(channels, channels, num_interactions=3, num_gaussians=25, cutoff=CUTOFF)
 
 
 def frames_of(folder: Path, part: str) -> dict[str, np.ndarray]:
-    """A thousand frames of rMD17's own file, drawn at random, `test` after `train`, or those of a file of the part."""
+    """Return the arrays of a part's file, or a thousand random frames of rMD17's file, different per part."""
     if not (folder / "rmd17_ethanol.npz").exists():
         with np.load(folder / f"ethanol_{part}.npz") as held:
             return dict(held)
@@ -141,7 +141,7 @@ def frames_of(folder: Path, part: str) -> dict[str, np.ndarray]:
 
 
 def read(folder: Path, part: str, mean: float | None = None) -> tuple[list[Data], float]:
-    """The frames to `train` or to `test` on, with the mean energy taken out, and that mean (eV)."""
+    """Return the frames of a part (`train` or `test`) without the mean energy, and the mean energy (eV)."""
     held = frames_of(folder, part)
     z = torch.from_numpy(held["z"].astype(np.int64))
     mean = float(held["energy"].mean()) if mean is None else mean
@@ -156,19 +156,19 @@ def read(folder: Path, part: str, mean: float | None = None) -> tuple[list[Data]
 
 
 def loader_of(
-    frames: list[Data], frames_a_batch: int, num_nodes: int | None = None, shuffle: bool = False
+    frames: list[Data], frames_per_batch: int, num_nodes: int | None = None, shuffle: bool = False
 ) -> FixedSizeDataLoader:
-    """Batches of that many frames, and one graph of padding."""
+    """Return a loader of batches with `frames_per_batch` frames and one padding graph."""
     pairs = max(frame.num_edges for frame in frames)
-    atoms = frames_a_batch * frames[0].num_nodes + 1
-    sizes = FixedSizeOptions(num_nodes or atoms, frames_a_batch * pairs + 1, frames_a_batch + 1)
+    atoms = frames_per_batch * frames[0].num_nodes + 1
+    sizes = FixedSizeOptions(num_nodes or atoms, frames_per_batch * pairs + 1, frames_per_batch + 1)
     return FixedSizeDataLoader(
         frames, fixed_size_options=sizes, levels={"forces": "node", "energy": "graph"}, shuffle=shuffle
     )
 
 
 def errors(model: ipu.CompiledStep, frames: FixedSizeDataLoader) -> tuple[float, float]:
-    """Mean absolute errors of energies (eV) and forces (eV/angstrom) over the real frames and atoms."""
+    """Return the mean absolute errors of energies (eV) and forces (eV/angstrom) over real frames and atoms."""
     of_energy, of_forces = [], []
     for batch in frames:
         energy, forces, _ = model(*arguments_of(batch))
@@ -178,18 +178,18 @@ def errors(model: ipu.CompiledStep, frames: FixedSizeDataLoader) -> tuple[float,
 
 
 def told(found: tuple[float, float], seconds: float) -> str:
-    """Errors next to the processor's time that they took."""
+    """Return the errors and the processor time so far, as text."""
     of_energy, of_forces = found
     return f"test error of energy {of_energy:.3f} eV, forces {of_forces:.3f} eV/A after {seconds / 60:.2f} minutes"
 
 
 def arguments_of(batch: Data) -> tuple[Tensor, ...]:
-    """What the model takes of a batch."""
+    """Return the model's arguments from a batch."""
     return batch.z, batch.pos, batch.batch, batch.edge_index, batch.energy, batch.forces, batch.graphs_mask
 
 
 def show_that_padding_touches_no_force(potential: nn.Module, frames: list[Data]) -> None:
-    """Prints the largest force on a padding atom, and how much forces change with twice as much padding."""
+    """Print the largest force on a padding atom, and the change of real forces by more padding."""
     found = []
     for num_nodes in (None, 150):
         batch = next(iter(loader_of(frames[:10], 10, num_nodes)))
@@ -203,7 +203,7 @@ def show_that_padding_touches_no_force(potential: nn.Module, frames: list[Data])
 
 
 def run_dynamics(potential: nn.Module, frame: Data, steps: int) -> None:
-    """Prints the drift of the energy in a run of that many half femtoseconds, and how often the model was compiled."""
+    """Print the energy drift of a run of `steps` half femtoseconds, and the number of compilations."""
     import ase
     from ase import units
     from ase.md.verlet import VelocityVerlet
@@ -215,20 +215,24 @@ def run_dynamics(potential: nn.Module, frame: Data, steps: int) -> None:
     before = atoms.get_total_energy()
     VelocityVerlet(atoms, 0.5 * units.fs).run(steps)
     drift = 1000 * (atoms.get_total_energy() - before) / len(atoms)
-    print(f"{steps} steps: drift {drift:.2f} meV an atom, compiled {atoms.calc.num_compilations} time")
+    print(f"{steps} steps: drift {drift:.2f} meV per atom, compiled {atoms.calc.num_compilations} times")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("data/md"), help="folder of the two files")
+    parser.add_argument(
+        "--data", type=Path, default=Path("data/md"), help="folder of rmd17_ethanol.npz or of the two files"
+    )
     parser.add_argument("--model", choices=("schnet", "painn"), default="schnet")
-    parser.add_argument("--frames", type=int, default=1000, help="train on the first that many")
+    parser.add_argument("--frames", type=int, default=1000, help="number of training frames")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--channels", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=2e-3, help="first learning rate; falls as a cosine")
-    parser.add_argument("--batch-size", type=int, default=10, help="frames of a batch")
-    parser.add_argument("--energy-weight", type=float, default=0.1, help="of the energy's squared error in the loss")
-    parser.add_argument("--beside", choices=("pyg",), help="train PyG's own SchNet on the same frames, too")
+    parser.add_argument("--lr", type=float, default=2e-3, help="initial learning rate of a cosine schedule")
+    parser.add_argument("--batch-size", type=int, default=10, help="frames per batch")
+    parser.add_argument(
+        "--energy-weight", type=float, default=0.1, help="weight of the energy's squared error in the loss"
+    )
+    parser.add_argument("--beside", choices=("pyg",), help="also train PyG's own SchNet on the same frames")
     parser.add_argument("--dynamics", type=int, default=0, help="steps of molecular dynamics afterwards")
     arguments = parser.parse_args()
     if arguments.beside and arguments.model != "schnet":
@@ -278,7 +282,10 @@ def main() -> None:
             model.train()
             if peer:
                 beside = told(peer.errors(its_held_out), its_seconds)
-                print(f"{'PyG':>{len(f'epoch {epoch}')}}: {beside}, {its_seconds / seconds:.1f} times ours", flush=True)
+                print(
+                    f"{'PyG':>{len(f'epoch {epoch}')}}: {beside}, {its_seconds / seconds:.1f} times popgeo's",
+                    flush=True,
+                )
     print(
         f"an update: {1000 * least:.1f} ms of processor time at least, and on a modelled Bow IPU "
         f"{train.report.total_cycles:,.0f} cycles"

@@ -2,8 +2,8 @@
 
     python examples/gcn_planetoid.py --root data/planetoid --name Cora CiteSeer
 
-The setting is that of arXiv:1609.02907: two layers of 16 channels, dropout 0.5 on both layers' inputs, Adam 0.01,
-weight decay 5e-4 on the first layer, 200 epochs; the test accuracy is read where the validation loss is lowest.
+The setting follows arXiv:1609.02907: two layers of 16 channels, dropout 0.5 on both layers' inputs, Adam 0.01, weight
+decay 5e-4 on the first layer, 200 epochs; the test accuracy is taken at the lowest validation loss.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from popgeo.progress import progress
 
 
 def test_accuracy(data: Data, num_classes: int, seed: int, epochs: int) -> float:
-    """Trains from a seed; the share of test papers classified rightly."""
+    """Train from a seed; return the test accuracy at the lowest validation loss."""
     torch.manual_seed(seed)
     model = GCN(data.num_features, hidden_channels=16, num_layers=2, out_channels=num_classes, dropout=0.5)
     first, second = (list(conv.parameters()) for conv in model.convs)
@@ -47,7 +47,7 @@ def test_accuracy(data: Data, num_classes: int, seed: int, epochs: int) -> float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data/planetoid", help="where PyG's Planetoid datasets are or go")
+    parser.add_argument("--root", default="data/planetoid", help="folder of PyG's Planetoid datasets")
     parser.add_argument("--name", nargs="+", default=["Cora", "CiteSeer"], help="datasets")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=200)

@@ -3,8 +3,8 @@
     python examples/gin_tudataset.py --root data/tu --name MUTAG NCI1
 
 The setting follows arXiv:1810.00826: five layers with batch norm, the sum of all nodes of every layer as readout,
-dropout, Adam. As in that paper one epoch is chosen for all folds, where the mean of the ten validation curves is
-highest; that choice has seen the validation data, so the honest figure of the last epoch is printed next to it.
+dropout, Adam. As in the paper, one epoch is chosen for all folds: the maximum of the mean of the ten validation curves.
+This choice uses the validation data, so the script also prints the unbiased accuracy of the last epoch.
 """
 
 import argparse
@@ -27,10 +27,10 @@ FOLDS = 10
 
 
 class Classifier(nn.Module):
-    """GIN, the sum of each graph's nodes over all layers, and a small network from there to the classes.
+    """GIN, the sum of each graph's nodes over all layers, and a small network for the classes.
 
-    The sums grow with the graphs; a batch norm over the real graphs brings them to one scale, without which Adam's
-    steps at this rate never recover.
+    The sums grow with the graphs. A batch norm over the real graphs brings them to one scale; without it, Adam's
+    steps at this rate diverge.
     """
 
     def __init__(self, in_channels: int, hidden_channels: int, num_classes: int) -> None:
@@ -40,7 +40,7 @@ class Classifier(nn.Module):
         self.lin = nn.Linear(hidden_channels, num_classes)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits. [num_graphs, num_classes]"""
+        """Return the logits [num_graphs, num_classes]."""
         x = self.gin(
             batch.x,
             batch.edge_index,
@@ -54,7 +54,7 @@ class Classifier(nn.Module):
 
 
 def stratified_folds(y: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Training and validation graphs of each fold; every fold has each class's share."""
+    """Yield the training and validation graphs of each fold, with equal class shares in all folds."""
     generator = torch.Generator().manual_seed(seed)
     fold = torch.empty_like(y)
     for label in y.unique():
@@ -66,7 +66,7 @@ def stratified_folds(y: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def loader(dataset: TUDataset, batch_size: int, shuffle: bool) -> FixedSizeDataLoader:
-    """Batches with room for about `batch_size` graphs of average size, and at least the largest."""
+    """Return a loader of batches with room for about `batch_size` average graphs, and for the largest graph."""
     nodes = torch.tensor([data.num_nodes for data in dataset]).double()
     edges = torch.tensor([data.num_edges for data in dataset]).double()
     return FixedSizeDataLoader(
@@ -80,7 +80,7 @@ def loader(dataset: TUDataset, batch_size: int, shuffle: bool) -> FixedSizeDataL
 
 
 def validation_curve(training: TUDataset, valid: TUDataset, hidden: int, batch_size: int, epochs: int) -> Tensor:
-    """Accuracy on the validation graphs after each epoch. [epochs]"""
+    """Return the accuracy on the validation graphs after each epoch [epochs]."""
     model = Classifier(training.num_features, hidden, training.num_classes)
     batches, held_out = loader(training, batch_size, shuffle=True), list(loader(valid, batch_size, shuffle=False))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
@@ -102,12 +102,12 @@ def validation_curve(training: TUDataset, valid: TUDataset, hidden: int, batch_s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data/tu", help="where PyG's TUDatasets are or go")
+    parser.add_argument("--root", default="data/tu", help="folder of PyG's TUDatasets")
     parser.add_argument("--name", nargs="+", default=["MUTAG", "NCI1"], help="datasets")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--folds", type=int, default=FOLDS, help="run only the first that many folds")
+    parser.add_argument("--folds", type=int, default=FOLDS, help="number of folds to run")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     for name in arguments.name:

@@ -3,12 +3,12 @@
     python examples/gps_plus_plus_pcqm.py --data pcqm/pcqm4mv2_2k.csv.gz --budget 3
 
 `--data` is a table with the columns `smiles`, a CXSMILES with hydrogens and positions in angstrom, and `homo`, the gap
-in eV, such as the 2,000 molecules of graphium's tests. It needs rdkit: pip install rdkit. A pack has 60
-nodes, 120 edges and 8 graphs, as there. Encodings, shortest paths and distances are computed once; in training some
-atoms are corrupted, and the model has to tell what they were. Prints the errors on a tenth of the molecules, held out
-(MAE, eV), next to that of predicting the median, and what a step would cost on an IPU. So few molecules show that all
-of it works, not how good GPS++ is: an ensemble of it has 0.072 eV, trained for 450 epochs on 3.4 million. Expect
-0.57 eV after two epochs, where the median is 0.94 eV off.
+in eV, such as the 2,000 molecules in graphium's tests. It needs rdkit: pip install rdkit. As in the report, a pack has
+60 nodes, 120 edges and 8 graphs. Encodings, shortest paths and distances are computed once; in training, some atoms are
+corrupted, and the model predicts the original atoms. The script prints the errors on a held-out tenth of the molecules
+(MAE, eV), the error of predicting the median, and the modelled cost of a step on an IPU. So few molecules only show
+that all parts work, not the quality of GPS++: an ensemble trained for 450 epochs on 3.4 million molecules has 0.072 eV.
+Expect 0.57 eV after two epochs; the error of the median is 0.94 eV.
 """
 
 import argparse
@@ -46,7 +46,7 @@ MASKS = ("batch", "y", "nodes_mask", "edges_mask", "graphs_mask")
 
 
 class Gap(nn.Module):
-    """GPS++, its error, and what it is trained on: the error and that of denoising."""
+    """GPS++ with its error and its loss: the error plus the loss of denoising."""
 
     def __init__(self, channels: int, num_layers: int, mean: float, std: float) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Gap(nn.Module):
         self.denoiser = Denoiser(channels, KINDS, probability=0.02)
 
     def forward(self, **b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gaps in eV [num_graphs], their mean absolute error, and what is trained on."""
+        """Return the gaps in eV [num_graphs], their mean absolute error, and the loss."""
         batch, num_graphs = b["batch"], b["graphs_mask"].numel()
         noisy = self.denoiser.corrupt(b["x"])
         atoms = torch.stack([kind(noisy[:, i]) for i, kind in enumerate(self.kinds)]).sum(0)  # [num_nodes, channels]
@@ -95,7 +95,7 @@ def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor, Tensor]
 
 
 def load(path: Path, limit: int | None) -> list[Data]:
-    """Heavy atoms and bonds with the positions of the table, and what is computed once."""
+    """Read heavy atoms, bonds and positions from the table, and compute the encodings."""
     try:
         from rdkit import Chem
     except ImportError:
@@ -142,12 +142,12 @@ def load(path: Path, limit: int | None) -> list[Data]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("data/pcqm/pcqm4mv2_2k.csv.gz"), help="the table")
+    parser.add_argument("--data", type=Path, default=Path("data/pcqm/pcqm4mv2_2k.csv.gz"), help="table of molecules")
     parser.add_argument("--budget", type=float, default=3.0, help="minutes of training")
-    parser.add_argument("--molecules", type=int, help="use only the first that many")
+    parser.add_argument("--molecules", type=int, help="number of molecules to use (default: all)")
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--packs", type=int, default=4, help="packs of a step, whose gradients are added up")
+    parser.add_argument("--packs", type=int, default=4, help="packs per step; their gradients are summed")
     parser.add_argument("--lr", type=float, default=1e-3)
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -170,7 +170,7 @@ def main() -> None:
     start = time.monotonic()
 
     def rate(step: int) -> float:
-        """A linear rise over the first steps, then down to zero with the minutes, as in the report."""
+        """Return the learning rate: a linear rise over the first steps, then down to zero with the minutes."""
         done = min(1.0, (time.monotonic() - start) / (60 * arguments.budget))
         return arguments.lr * min(1.0, (step + 1) / 50) * (1 - done)
 

@@ -1,13 +1,13 @@
-"""Predict the penalized logP of ZINC's molecules with GPS: message passing next to attention, on packs of fixed size.
+"""Predict the penalized logP of ZINC's molecules with GPS: message passing and attention, on packs of fixed size.
 
     python examples/gps_zinc.py --root data/ZINC --budget 60
 
-Random-walk encodings are computed once, beforehand; molecules are packed into batches of fixed size, and a step is
-compiled once. The learning rate follows the budget, in minutes, or with `--epochs` the epochs. Prints the training loss
-and the validation error (both MAE, no unit) of each epoch, and in the end the test error, next to that of predicting
-the median. ZINC-12k's published split is PyG's; GPS's published test error is 0.070 after 2,000 epochs of ten layers on
-a GPU (arXiv:2205.12454, table 1). Expect 0.20 (validation 0.23) after 17 epochs, which took 37 minutes on a busy
-computer, five of them processor time.
+Random-walk encodings are computed once, beforehand; molecules are packed into batches of fixed size, and the step is
+compiled once. The learning rate follows the budget in minutes, or the epochs if `--epochs` is given. The script prints
+the training loss and the validation error (both MAE, no unit) of each epoch, and at the end the test error and the
+error of predicting the median. The split is ZINC-12k's published split, which PyG has. GPS's published test error is
+0.070 after 2,000 epochs of ten layers on a GPU (arXiv:2205.12454, table 1). Expect 0.20 (validation 0.23) after 17
+epochs, which took 37 minutes on a busy computer, five of them processor time.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MAX_ATOMS, MAX_HOPS = 38, 12
 
 
 class LogP(nn.Module):
-    """GPS on embedded atoms and bonds, with the error that it is trained on."""
+    """GPS on embedded atoms and bonds, with its loss."""
 
     def __init__(self, channels: int, num_layers: int, num_graphs: int, dropout: float, biased: bool) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class LogP(nn.Module):
         edges_mask: Tensor,
         graphs_mask: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Predictions [num_graphs] and their mean absolute error."""
+        """Return the predictions [num_graphs] and their mean absolute error."""
         atoms = torch.cat([self.atoms(x.flatten()), self.norm(random_walk, nodes_mask=nodes_mask)], 1)
         out = self.gps(
             atoms,
@@ -84,7 +84,7 @@ class LogP(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """How far training is: the share of the minutes that are over, or of the steps."""
+    """The progress of training, as a share of the minutes or of the steps."""
 
     minutes: float
     steps: int | None
@@ -96,12 +96,12 @@ class Clock:
         return min(1.0, (time.monotonic() - self.start) / (60 * self.minutes))
 
     def rate(self, step: int, peak: float, warmup: int) -> float:
-        """The learning rate: a linear rise over the first steps, then half a cosine down to zero."""
+        """Return the learning rate: a linear rise over the first steps, then half a cosine down to zero."""
         return peak * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * self.done(step)))
 
 
 def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Predictions and loss of one batch."""
+    """Return predictions and loss of one batch."""
     return model(
         batch.x,
         batch.edge_index,
@@ -117,13 +117,13 @@ def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def error(model: ipu.CompiledStep, batches: FixedSizeDataLoader) -> float:
-    """Mean absolute error over a loader."""
+    """Return the mean absolute error over a loader."""
     errors = [(call(model, batch)[0] - batch.y).abs()[batch.graphs_mask] for batch in batches]
     return float(torch.cat(errors).mean())
 
 
 def load(root: str, split: str, limit: int | None) -> list[Data]:
-    """The molecules of a split, with their encodings."""
+    """Return the molecules of a split, with their encodings."""
     files = f"train.pickle, val.pickle, test.pickle and their .index in {root}/raw"
     dataset = pyg_dataset(lambda: ZINC(root, subset=True, split=split), files)[:limit]
     walk, paths = RandomWalkEncoding(STEPS), ShortestPaths(MAX_ATOMS, MAX_HOPS)
@@ -132,18 +132,18 @@ def load(root: str, split: str, limit: int | None) -> list[Data]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data/ZINC", help="where PyG's ZINC is or goes")
+    parser.add_argument("--root", default="data/ZINC", help="folder of PyG's ZINC")
     parser.add_argument("--budget", type=float, default=60.0, help="minutes of training")
-    parser.add_argument("--epochs", type=int, help="train for that many epochs instead")
-    parser.add_argument("--molecules", type=int, help="use only the first that many molecules of each split")
+    parser.add_argument("--epochs", type=int, help="train for this number of epochs instead")
+    parser.add_argument("--molecules", type=int, help="number of molecules to use from each split")
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=32, help="molecules of a step, on average")
+    parser.add_argument("--batch-size", type=int, default=32, help="mean number of molecules per step")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument(
-        "--dropout", type=float, default=0.2, help="of attention weights; without it a step takes a quarter less"
+        "--dropout", type=float, default=0.2, help="dropout of attention weights; a step without it is a quarter faster"
     )
-    parser.add_argument("--biased", action="store_true", help="bias attention by shortest paths, as GPS++ does")
+    parser.add_argument("--biased", action="store_true", help="bias attention by shortest paths, as in GPS++")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)

@@ -1,12 +1,12 @@
-"""Train GraphSAGE on a graph whose features and edges live in a database that is a file, not a server.
+"""Train GraphSAGE on a graph with features and edges in an embedded database: a file, not a server.
 
     pip install '.[stores]'
     python examples/graph_in_database.py --nodes 20000 --edges 200000
 
-The database is LadybugDB (`ladybug`), the successor of Kuzu. Two small classes say in its query language what
-PyG's `FeatureStore` and `GraphStore` ask for; the loader does the rest: a batch asks for its own rows, ahead of the
-step. Features are put as bytes: the database hands those out twice as fast as lists of numbers, and takes them ten
-times as fast. At the end stands which share of an epoch was spent waiting for the store.
+The database is LadybugDB (`ladybug`), the successor of Kuzu. Two small classes translate the requests of PyG's
+`FeatureStore` and `GraphStore` to its query language. The loader does the rest: it requests each batch's rows ahead of
+the step. Features are stored as bytes: the database returns bytes twice as fast as lists of numbers, and stores them
+ten times as fast. The last line shows the share of an epoch spent waiting for the store.
 """
 
 import argparse
@@ -30,14 +30,14 @@ CITES = ("paper", "cites", "paper")
 
 
 def made_up(num_nodes: int, num_edges: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Features [num_nodes, width], classes [num_nodes] that they tell, and random edges [2, num_edges]."""
+    """Return features [num_nodes, width], classes derived from them [num_nodes], random edges [2, num_edges]."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(num_nodes, width, generator=generator)
     return x, x[:, :5].argmax(dim=1), torch.randint(num_nodes, (2, num_edges), generator=generator)
 
 
 def put(path: Path, x: Tensor, y: Tensor, edge_index: Tensor) -> Any:
-    """Writes a graph into a new database; a connection to it."""
+    """Write a graph into a new database; return a connection to it."""
     connection = ladybug.Connection(ladybug.Database(str(path)), num_threads=1)
     connection.execute("CREATE NODE TABLE paper(id INT64, x BLOB, y INT64, PRIMARY KEY(id))")
     connection.execute("CREATE REL TABLE cites(FROM paper TO paper)")
@@ -53,19 +53,19 @@ def put(path: Path, x: Tensor, y: Tensor, edge_index: Tensor) -> Any:
 
 
 class DatabaseFeatures(FeatureStore):
-    """The features of papers, by number."""
+    """The feature store of papers."""
 
     def __init__(self, connection: Any, width: int) -> None:
         super().__init__()
         self.connection, self.shapes = connection, {"x": (width,), "y": ()}
 
     def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Tensor]:
-        numbers = attrs[0].index.numpy()  # all of them ask for the same rows
+        numbers = attrs[0].index.numpy()  # all attributes are requested for the same rows
         names = ", ".join(f"paper.{attr.attr_name} AS {attr.attr_name}" for attr in attrs)
         first, last = numbers.min(), numbers.max()
         wanted = pa.table({"number": numbers})  # named in the query
         query = f"LOAD FROM wanted MATCH (paper:paper) WHERE paper.id = number RETURN number, {names}"
-        if 4 * len(wanted) > last - first:  # to read all between them costs less than to look up that many
+        if 4 * len(wanted) > last - first:  # reading the whole range costs less than so many look-ups
             between = f"paper.id >= {first} AND paper.id <= {last}"
             query = f"MATCH (paper:paper) WHERE {between} RETURN paper.id AS number, {names}"
         found = self.connection.execute(query).get_as_arrow(1 << 20).combine_chunks()
@@ -73,7 +73,7 @@ class DatabaseFeatures(FeatureStore):
         order = ids.argsort()
         order = order[np.searchsorted(ids, numbers, sorter=order)]
         if (ids[order] != numbers).any():
-            raise LookupError(f"There are no papers {numbers[ids[order] != numbers][:5]}.")
+            raise LookupError(f"The database has no papers {numbers[ids[order] != numbers][:5]}.")
         return [torch.from_numpy(self._rows(found[attr.attr_name], attr.attr_name)[order]) for attr in attrs]
 
     def _rows(self, column: Any, name: str) -> np.ndarray:
@@ -89,7 +89,7 @@ class DatabaseFeatures(FeatureStore):
         return (count, *self.shapes[attr.attr_name])
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """What papers have."""
+        """Return the attributes of papers."""
         return [TensorAttr(group_name="paper", attr_name=name) for name in self.shapes]
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
@@ -100,7 +100,7 @@ class DatabaseFeatures(FeatureStore):
 
 
 class DatabaseEdges(GraphStore):
-    """Who cites whom."""
+    """The graph store of citations."""
 
     def __init__(self, connection: Any, num_nodes: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class DatabaseEdges(GraphStore):
         return torch.tensor(found["source"].to_numpy()), torch.tensor(found["destination"].to_numpy())
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        """The one type of edges."""
+        """Return the only type of edges."""
         return [EdgeAttr(CITES, "coo", size=(self.num_nodes, self.num_nodes))]
 
     def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
@@ -130,7 +130,7 @@ class Training(nn.Module):
         self.network = GraphSAGE(width, 64, num_layers=2, out_channels=5)
 
     def forward(self, x: Tensor, edge_index: Tensor, y: Tensor, seeds_mask: Tensor) -> Tensor:
-        """[num_nodes, width], [2, num_edges], [num_nodes], [num_nodes] -> []"""
+        """Return the loss on the seeds []."""
         return cross_entropy(self.network(x, edge_index), y, seeds_mask)
 
 
@@ -138,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=20_000)
     parser.add_argument("--edges", type=int, default=200_000)
-    parser.add_argument("--seeds", type=int, default=2_048, help="papers that are trained on")
+    parser.add_argument("--seeds", type=int, default=2_048, help="papers to train on")
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
     torch.manual_seed(0)

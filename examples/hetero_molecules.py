@@ -2,9 +2,9 @@
 
     python examples/hetero_molecules.py --epochs 5
 
-Every type of node and edge has a number of slots of its own. The layers are PyG's `HeteroConv`; padding reaches no real
-row, because padding edges join padding nodes and padding nodes belong to a padding graph, so that only the loss needs a
-mask. Prints the mean absolute error of the HOMO-LUMO gap on held-out molecules, and of always predicting the mean.
+Every type of node and edge has its own number of slots. The layers are PyG's `HeteroConv`. Padding affects no real row,
+because padding edges join padding nodes and padding nodes belong to a padding graph, so only the loss needs a mask. The
+script prints the mean absolute error of the HOMO-LUMO gap on held-out molecules, and the error of predicting the mean.
 """
 
 import argparse
@@ -25,7 +25,7 @@ EDGES = (("heavy", "bonds", "heavy"), ("hydrogen", "bonds", "heavy"), ("heavy", 
 
 
 def typed(molecule: Data) -> HeteroData:
-    """The same molecule with its hydrogens as nodes of their own type."""
+    """Return the molecule with hydrogens as a separate node type."""
     is_hydrogen = molecule.z == 1  # hydrogens come last
     num_heavy = int((~is_hydrogen).sum())
     graph = HeteroData(y=molecule.y[:, GAP])
@@ -50,7 +50,7 @@ class Model(nn.Module):
         self.mean = mean
 
     def forward(self, batch: HeteroData) -> Tensor:
-        """The gap of each molecule (eV). [num_graphs]"""
+        """Return the gap of each molecule in eV [num_graphs]."""
         x = batch.x_dict
         for conv in self.convs:
             x = {kind: rows.relu() for kind, rows in conv(x, batch.edge_index_dict).items()}
@@ -60,15 +60,15 @@ class Model(nn.Module):
 
 @torch.no_grad()
 def mean_absolute_error(model: Model, loader: FixedSizeDataLoader) -> float:
-    """Over the real molecules of a loader (eV)."""
+    """Return the mean absolute error (eV) over the real molecules of a loader."""
     errors = [(model(batch) - batch.y).abs()[batch.graphs_mask] for batch in loader]
     return float(torch.cat(errors).mean())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--molecules", type=int, default=5000, help="how many of the bundled molecules")
-    parser.add_argument("--batch-size", type=int, default=32, help="molecules that a batch holds on average")
+    parser.add_argument("--molecules", type=int, default=5000, help="number of bundled molecules")
+    parser.add_argument("--batch-size", type=int, default=32, help="mean number of molecules per batch")
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=5)

@@ -2,9 +2,9 @@
 
     python examples/ipu_vs_gpu.py --out ipu_vs_gpu.png
 
-The published points lie in `benchmarks/data`, whose README says if they come from: op, num_inputs, num_features,
-num_outputs, ipu_bow_cycles, a100_us. Cycles on the IPU are worked out here for each size by compiling the operation;
-the published cycles only serve to say how far off that is.
+The published points are in `benchmarks/data`; its README names their source. Columns: op, num_inputs, num_features,
+num_outputs, ipu_bow_cycles, a100_us. The script computes the IPU's cycles for each size by compiling the operation; it
+uses the published cycles only to print the error.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from popgeo.command_line import make_folder, run
 
 OPS = {"gather": "gather", "scatter_add": "scatter-add"}
 POINTS = Path(__file__).resolve().parents[1] / "benchmarks" / "data" / "bow_microbenchmarks.csv"
-FLOOR = 1.2  # a GPU call that takes no longer than this many times the shortest is one that waits for its launch
+FLOOR = 1.2  # a GPU call of at most this multiple of the shortest time is dominated by its launch
 
 
 def compiled(op: str, num_inputs: int, num_features: int, num_outputs: int) -> ipu.CompiledStep:
-    """The operation at one size; nothing is computed."""
+    """Compile the operation for one size, without running it."""
     table = torch.empty(num_inputs, num_features)
     if op == "gather":
         return ipu.compile(gather, [table, torch.empty(num_outputs, dtype=torch.int64)])
@@ -38,12 +38,12 @@ def compiled(op: str, num_inputs: int, num_features: int, num_outputs: int) -> i
 
 
 def gather(table: Tensor, index: Tensor) -> Tensor:
-    """[num_inputs, num_features], [num_outputs] -> [num_outputs, num_features]"""
+    """Return the rows of `table` at `index` [num_outputs, num_features]."""
     return table.index_select(0, index)
 
 
 def modelled(points: pd.DataFrame) -> pd.DataFrame:
-    """The published points with the modelled time of one Bow IPU next to them."""
+    """Return the published points with the modelled time of one Bow IPU."""
     sizes = zip(points["op"], points["num_inputs"], points["num_features"], points["num_outputs"], strict=True)
     reports = [compiled(op, int(n), int(f), int(m)).report for op, n, f, m in sizes]
     return points.assign(
@@ -55,7 +55,7 @@ def modelled(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(rows: pd.DataFrame, op: str) -> str:
-    """What the figure of one operation shows, in words."""
+    """Describe the figure of one operation in words."""
     best, worst = rows.loc[rows["speedup"].idxmax()], rows.loc[rows["speedup"].idxmin()]
     floor = rows["a100_us"].min()
     waiting = rows["a100_us"] <= FLOOR * floor
@@ -66,19 +66,19 @@ def summary(rows: pd.DataFrame, op: str) -> str:
         f"published {gmean(rows['published_speedup']):.1f}x); median error of the modelled cycles {error:.1%}.",
         f"  Best {best['speedup']:.1f}x (published {rows['published_speedup'].max():.1f}x) at {_size(best)}, where the "
         f"IPU takes {best['modelled_us']:.2f} µs and the A100 {best['a100_us']:.1f} µs.",
-        f"  At {waiting.mean():.0%} of the sizes the A100 takes its least time of about {floor:.1f} µs, whatever the "
+        f"  At {waiting.mean():.0%} of the sizes the A100 takes its shortest time of about {floor:.1f} µs, at any "
         "size: it waits for the launch of its kernel, while the IPU loops on the device.",
     ]
     if len(busy):
         lines.append(
-            f"  At the other {len(busy)} sizes, if it has work to do, the ratio is {gmean(busy['speedup']):.1f}x "
-            f"(geometric mean); the worst of all is {worst['speedup']:.2f}x at {_size(worst)}."
+            f"  At the other {len(busy)} sizes, with more work, the ratio is {gmean(busy['speedup']):.1f}x "
+            f"(geometric mean); the worst ratio is {worst['speedup']:.2f}x at {_size(worst)}."
         )
     return "\n".join(lines)
 
 
 def gmean(ratios: pd.Series) -> float:
-    """Geometric mean."""
+    """Return the geometric mean."""
     return float(np.exp(np.log(ratios).mean()))
 
 
@@ -87,7 +87,7 @@ def _size(row: pd.Series) -> str:
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """One panel an operation, modelled next to published."""
+    """Draw one panel per operation, for modelled and published cycles."""
     kinds = {"speedup": "modelled", "published_speedup": "published"}
     parts = [
         table.assign(panel=f"{name}, {kind} IPU", ratio=table[column])[table["op"] == op]
@@ -106,7 +106,7 @@ def figure(table: pd.DataFrame) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=POINTS, help="the published points (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("ipu_vs_gpu.png"), help="where the picture goes")
+    parser.add_argument("--out", type=Path, default=Path("ipu_vs_gpu.png"), help="file for the picture")
     arguments = parser.parse_args()
     if not arguments.data.exists():
         sys.exit(f"ipu_vs_gpu.py: {arguments.data} does not exist; pass the table of published points with --data.")
@@ -116,8 +116,8 @@ def main() -> None:
     for op in OPS:
         print(summary(table[table["op"] == op], op))
     print(
-        "So the peaks are real for small operations that a GPU is asked for one by one, and most of them is launch "
-        "latency; for large ones look at the second figure of each operation."
+        "So the peaks are real for small operations launched one by one on a GPU, and most of them is launch "
+        "latency; for large operations, see the second figure of each operation."
     )
     partial = arguments.out.with_name(f"{arguments.out.name}.part")
     figure(table).savefig(partial, format="png", dpi=120)

@@ -1,10 +1,10 @@
 """A graph convolution in plain JAX on packed molecules: jax.jit traces the training step once.
 
     python examples/jax_gcn.py --epochs 5
-    python examples/jax_gcn.py --ordinary      # PyG's batches, whose sizes vary, for comparison
+    python examples/jax_gcn.py --ordinary      # PyG's batches of varying size, for comparison
 
-The loader gives dictionaries of NumPy arrays, in memory that JAX reads as it is; nothing here knows torch but the
-dataset. The network predicts the HOMO-LUMO gap (eV) of each molecule from its atoms and bonds.
+The loader returns dictionaries of NumPy arrays, in memory that JAX reads without a copy; only the dataset uses torch.
+The network predicts the HOMO-LUMO gap (eV) of each molecule from its atoms and bonds.
 """
 
 import argparse
@@ -25,7 +25,7 @@ Weights = dict[str, Any]
 
 
 def make_weights(in_channels: int, channels: int, blocks: int, seed: int = 0) -> Weights:
-    """Drawn with a variance of 1 / width."""
+    """Draw weights with a variance of 1 / width."""
     draw = np.random.default_rng(seed)
     widths = [(in_channels, channels), *[(channels, channels)] * (2 * blocks), (channels, 1)]
     return {
@@ -34,7 +34,7 @@ def make_weights(in_channels: int, channels: int, blocks: int, seed: int = 0) ->
 
 
 def make_step(blocks: int, learning_rate: float) -> tuple[Any, list[int]]:
-    """A training step (Adam) for jax.jit, and a list whose length is how often it was traced."""
+    """Return a training step (Adam) for jax.jit, and a list with one entry per trace."""
     import jax
     import jax.numpy as jnp
 
@@ -52,11 +52,11 @@ def make_step(blocks: int, learning_rate: float) -> tuple[Any, list[int]]:
         total = jax.ops.segment_sum(h @ weights[f"w{2 * blocks + 1}"], graphs.nodes["batch"], num_graphs)
         gap = mean + total[:, 0] / jnp.maximum(graphs.n_node, 1)
         real = graphs.globals["graphs_mask"]
-        error = jnp.where(real, jnp.abs(gap - graphs.globals["y"][:, GAP]), 0)  # padding counts for nothing
+        error = jnp.where(real, jnp.abs(gap - graphs.globals["y"][:, GAP]), 0)  # padding has no weight
         return error.sum() / real.sum()
 
     def step(weights: Weights, moments: Any, number: Any, graphs: Any, mean: float) -> tuple[Weights, Any, Any]:
-        traces.append(1)  # when the step is traced; what is compiled of it does not come here
+        traces.append(1)  # runs only when JAX traces the step, not in the compiled step
         loss, gradients = jax.value_and_grad(loss_of)(weights, graphs, mean)
         first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], gradients)
         second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, moments[1], gradients)
@@ -68,7 +68,7 @@ def make_step(blocks: int, learning_rate: float) -> tuple[Any, list[int]]:
 
 
 def ordinary(molecules: Molecules, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
-    """PyG's batches as arrays, each of its own size."""
+    """Yield PyG's batches of varying size as arrays."""
     for batch in DataLoader(molecules, batch_size, shuffle=True):
         arrays = {name: batch[name].numpy() for name in ("x", "edge_index", "batch", "ptr", "y")}
         yield {**arrays, "graphs_mask": np.ones(batch.num_graphs, dtype=bool)}
@@ -76,11 +76,11 @@ def ordinary(molecules: Molecules, batch_size: int) -> Iterator[dict[str, np.nda
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--molecules", type=int, default=4000, help="how many of the bundled molecules")
-    parser.add_argument("--batch-size", type=int, default=32, help="molecules of a batch, on average")
+    parser.add_argument("--molecules", type=int, default=4000, help="number of bundled molecules")
+    parser.add_argument("--batch-size", type=int, default=32, help="mean number of molecules per batch")
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--ordinary", action="store_true", help="batches whose sizes vary")
+    parser.add_argument("--ordinary", action="store_true", help="use PyG's batches of varying size")
     arguments = parser.parse_args()
     try:
         import jax

@@ -1,18 +1,18 @@
-"""Complete a knowledge graph by embeddings, its entities in shards: who is at the other end of a relation?
+"""Complete a knowledge graph by embeddings, with sharded entities: which entity is at the other end of a relation?
 
     python examples/knowledge_graph.py --dataset kinship
     python examples/knowledge_graph.py --dataset umls --model rotate --shards 4
     python examples/knowledge_graph.py --dataset fb15k237 --minutes 60
     torchrun --nproc-per-node 2 examples/knowledge_graph.py --dataset kinship --shards 4
 
-The first takes ten seconds of one core and ranks the true entity of a test triple with a mean reciprocal rank (MRR) of
-0.85 among all that are not known to be right as well; ConvE's authors publish 0.83 for this split
-(https://github.com/TimDettmers/ConvE). Expect of `umls` 0.95 in half a minute (there 0.94), of `wn18rr` 0.46 in five to
-ten minutes (0.475 by LibKGE), of `fb15k237` 0.34 after 25 epochs, in 15 minutes (0.348). Losses do not depend on how
-many processes share the shards. `--root` is a folder with `FB15k-237`, `WN18RR`, `umls` or `kinship`, in which
-`train.txt`, `valid.txt` and `test.txt` are, as the .tar.gz files of https://github.com/TimDettmers/ConvE unpack; a
-`triples.npz` with `train`, `valid` and `test`, each int [n, 3] of head, relation and tail, does too. Without it that
-is `kg` in the folder that POPGEO_SHARED_DATA names.
+The first command takes ten seconds on one core and reaches a mean reciprocal rank (MRR) of 0.85 for the true entity of
+a test triple, ranked among all entities without other known answers. ConvE's authors publish 0.83 for this split
+(https://github.com/TimDettmers/ConvE). Expect 0.95 for `umls` in half a minute (published 0.94), 0.46 for `wn18rr` in
+five to ten minutes (0.475 by LibKGE), 0.34 for `fb15k237` after 25 epochs, in 15 minutes (0.348). Losses do not depend
+on the number of processes. `--root` is a folder with `FB15k-237`, `WN18RR`, `umls` or `kinship`, each with `train.txt`,
+`valid.txt` and `test.txt` from the .tar.gz files of https://github.com/TimDettmers/ConvE, or with a `triples.npz` of
+`train`, `valid` and `test`, each int [n, 3] with head, relation and tail. The default is `kg` in the folder named by
+POPGEO_SHARED_DATA.
 """
 
 import argparse
@@ -57,7 +57,7 @@ MODELS: dict[str, Callable[[int, int, int], KnowledgeGraphModel]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a graph is trained with, and what others reached on it: the MRR of its test split, and who says so."""
+    """The training settings of a graph, and the published MRR on its test split with its source."""
 
     folder: str
     channels: int
@@ -92,7 +92,7 @@ SETTINGS = {
 
 
 def read(root: Path, folder: str) -> dict[str, Tensor]:
-    """The triples of each split: of ConvE's text files, whose names are numbered through all three, or of an .npz."""
+    """Read the triples of each split from ConvE's text files, with common numbers for names, or from an .npz."""
     names = ("train", "valid", "test")
     if (root / folder / "train.txt").exists():
         texts = [(root / folder / f"{name}.txt").read_text() for name in names]
@@ -103,21 +103,21 @@ def read(root: Path, folder: str) -> dict[str, Tensor]:
 
 
 def both_ways(triples: Tensor, num_relations: int) -> Tensor:
-    """Each triple and, behind them all, its converse by a relation of its own: (t, r + num_relations, h).
+    """Return the triples followed by their converses with separate relations: (t, r + num_relations, h).
 
-    Then only tails are asked for, and what leads from a tail to its heads is learnt apart, arXiv:1806.07297 section 5.
+    Then all queries ask for tails, and the converse relations have their own weights, arXiv:1806.07297 section 5.
     """
     head, relation, tail = triples.unbind(1)
     return torch.cat([triples, torch.stack([tail, relation + num_relations, head], dim=1)])
 
 
 def place() -> tuple[int, int]:
-    """Which process this is, of how many."""
+    """Return the rank of this process and the number of processes."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def local_part(name: str, model: KnowledgeGraphModel, shards: EntityShards, num_local: int) -> KnowledgeGraphModel:
-    """The same relations, and the entities of this process's shards."""
+    """Return a model of the same relations and the entities of this process's shards."""
     first = place()[0] * num_local
     part = MODELS[name](num_local * shards.num_rows, model.num_relations, model.hidden_channels)
     state = dict(model.state_dict())
@@ -128,7 +128,7 @@ def local_part(name: str, model: KnowledgeGraphModel, shards: EntityShards, num_
 
 
 def collect(into: KnowledgeGraphModel, part: KnowledgeGraphModel, shards: EntityShards) -> KnowledgeGraphModel:
-    """The whole model, in every process."""
+    """Collect the whole model in every process."""
     state = dict(part.state_dict())
     for name, table in part.entity_tables.items():
         tables = [torch.empty_like(table) for _ in range(place()[1])]
@@ -142,7 +142,7 @@ def collect(into: KnowledgeGraphModel, part: KnowledgeGraphModel, shards: Entity
 
 
 def rank(model: KnowledgeGraphModel, triples: Tensor, known: list[KnownTriples]) -> Ranks:
-    """Ranks of both ends, one after the other; of each triple's and its converse's tail where the graph has both."""
+    """Rank both ends, one after the other; with converses, rank each triple's and its converse's tail."""
     return Ranks.join(*(rank_entities(model, triples, of_side) for of_side in known))
 
 
@@ -180,7 +180,7 @@ def train(arguments: argparse.Namespace, setting: Setting, splits: dict[str, Ten
         seconds = torch.tensor(time.perf_counter() - start)
         if dist.is_initialized():
             dist.all_reduce(losses)
-            dist.broadcast(seconds, src=0)  # so that all of them stop at the same epoch
+            dist.broadcast(seconds, src=0)  # so that all processes stop at the same epoch
         done = epoch == arguments.epochs or seconds > 60 * arguments.minutes
         if done or epoch % max(1, arguments.epochs // 10) == 0:
             found = rank(collect(whole, part, shards), splits["valid"], known)
@@ -201,18 +201,18 @@ def main() -> None:
     shared = os.environ.get("POPGEO_SHARED_DATA")
     parser.add_argument("--dataset", choices=SETTINGS, default="kinship")
     parser.add_argument("--model", choices=MODELS, default="complex")
-    parser.add_argument("--root", type=Path, default=Path(shared or "data") / "kg", help="folder of the graphs")
-    parser.add_argument("--channels", type=int, help="of an embedding, complex ones where the model has such")
-    parser.add_argument("--epochs", type=int, help="at most that many")
+    parser.add_argument("--root", type=Path, default=Path(shared or "data") / "kg", help="folder of the datasets")
+    parser.add_argument("--channels", type=int, help="channels per embedding; complex channels for a complex model")
+    parser.add_argument("--epochs", type=int, help="largest number of epochs")
     parser.add_argument("--minutes", type=float, default=60.0, help="start no epoch after these minutes of training")
-    parser.add_argument("--batch-size", type=int, help="triples of a batch, over all shards")
-    parser.add_argument("--negatives", type=int, help="drawn for a batch, over all shards; 0 takes every entity")
+    parser.add_argument("--batch-size", type=int, help="triples per batch, over all shards")
+    parser.add_argument("--negatives", type=int, help="random entities per batch, over all shards; 0 uses every entity")
     parser.add_argument("--n3", type=float, help="weight of the N3 penalty")
     parser.add_argument(
-        "--reciprocal", action=argparse.BooleanOptionalAction, help="a relation of its own for each converse"
+        "--reciprocal", action=argparse.BooleanOptionalAction, help="use a separate relation for each converse"
     )
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate of Adagrad")
-    parser.add_argument("--shards", type=int, default=1, help="a multiple of the number of processes")
+    parser.add_argument("--shards", type=int, default=1, help="number of shards; a multiple of the number of processes")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     setting = SETTINGS[arguments.dataset]

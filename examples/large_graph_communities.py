@@ -2,9 +2,9 @@
 
     python examples/large_graph_communities.py
 
-200,000 nodes belong to 20 communities; of each node's edges a share stays in its own. Features say little: the mean of
-a community, far below the noise, lies in them. So a network that looks at one node alone guesses badly, and one that
-averages over neighbors does well. The features are a memory map in half precision; a batch reads its own rows only.
+200,000 nodes belong to 20 communities; most edges of a node stay in its community. A node's features are the mean of
+its community plus much larger noise. So a network without edges performs badly, and a network that averages over
+neighbors performs well. The features are a memory map in half precision; a batch reads only its own rows.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from popgeo.nn import cross_entropy
 
 
 def planted(num_nodes: int, num_communities: int, folder: Path, degree: int = 10, stays: float = 0.7) -> Data:
-    """A graph with planted communities, its features on disk. 32 features in half precision"""
+    """Return a graph with planted communities and 32 features in half precision on disk."""
     generator = torch.Generator().manual_seed(0)
     size = num_nodes // num_communities
     num_nodes = size * num_communities
@@ -44,18 +44,18 @@ def planted(num_nodes: int, num_communities: int, folder: Path, degree: int = 10
 
 
 class Training(nn.Module):
-    """A network and its loss on the seeds, which are the first nodes of a batch."""
+    """A network with its loss on the seeds, the first nodes of a batch."""
 
     def __init__(self, network: nn.Module, num_seeds: int) -> None:
         super().__init__()
         self.network, self.num_seeds = network, num_seeds
 
     def logits(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """[num_nodes, 32], [2, num_edges] -> [num_seeds, num_communities]"""
+        """Return the logits of the seeds [num_seeds, num_communities]."""
         return self.network(x.float(), edge_index)[: self.num_seeds]
 
     def forward(self, x: Tensor, edge_index: Tensor, y: Tensor, seeds_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """How many seeds are classified rightly, and the loss."""
+        """Return the number of correctly classified seeds, and the loss."""
         logits, y, real = self.logits(x, edge_index), y[: self.num_seeds], seeds_mask[: self.num_seeds]
         right = torch.where(real, logits.argmax(1) == y, False).sum()
         return right, cross_entropy(logits, y, real)
@@ -66,8 +66,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=200_000)
     parser.add_argument("--communities", type=int, default=20)
     parser.add_argument("--channels", type=int, default=64)
-    parser.add_argument("--batch-size", type=int, default=512, help="seeds of a batch")
-    parser.add_argument("--labelled", type=float, default=0.1, help="the share of nodes to learn from")
+    parser.add_argument("--batch-size", type=int, default=512, help="seeds per batch")
+    parser.add_argument("--labelled", type=float, default=0.1, help="share of labelled nodes")
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
     torch.manual_seed(0)

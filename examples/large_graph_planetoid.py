@@ -2,10 +2,10 @@
 
     python examples/large_graph_planetoid.py --root data/planetoid --name Cora
 
-The graph is small; that it is never used whole is the point. GraphSAGE (arXiv:1706.02216) learns from labelled papers
+The graph is small, but the example never uses the whole graph. GraphSAGE (arXiv:1706.02216) learns from labelled papers
 with sampled neighbors, and GCN from clusters with all edges between them (Cluster-GCN, arXiv:1905.07953), both on the
-public split. Every batch has one shape, so the training step is compiled once. The test accuracy, with all neighbors,
-is read where the validation loss is lowest.
+public split. Every batch has the same shape, so the training step is compiled once. The test accuracy, computed with
+all neighbors, is taken at the lowest validation loss.
 """
 
 import argparse
@@ -33,13 +33,13 @@ class Training(nn.Module):
         self.network = network
 
     def forward(self, x: Tensor, edge_index: Tensor, y: Tensor, labelled: Tensor) -> Tensor:
-        """[num_nodes, features], [2, num_edges], [num_nodes], [num_nodes] -> []"""
+        """Return the loss on the labelled papers []."""
         logits = self.network(F.dropout(x, 0.5, self.training), edge_index)
         return cross_entropy(logits, y, labelled)
 
 
 def neighbors(data: Data, num_classes: int, seed: int) -> tuple[nn.Module, FixedSizeNeighborLoader]:
-    """GraphSAGE, and the labelled papers with sampled neighbors."""
+    """Return GraphSAGE and a loader of labelled papers with sampled neighbors."""
     network = GraphSAGE(data.num_features, 64, num_layers=2, out_channels=num_classes, dropout=0.5)
     loader = FixedSizeNeighborLoader(
         data, [10, 10], data.train_mask, batch_size=70, shuffle=True, seed=seed, sort_edges=True
@@ -48,7 +48,7 @@ def neighbors(data: Data, num_classes: int, seed: int) -> tuple[nn.Module, Fixed
 
 
 def clusters(data: Data, num_classes: int, seed: int) -> tuple[nn.Module, FixedSizeClusterLoader]:
-    """GCN, and a third of 24 clusters in each batch."""
+    """Return GCN and a loader of batches with a third of 24 clusters."""
     network = GCN(data.num_features, hidden_channels=64, num_layers=2, out_channels=num_classes, dropout=0.5)
     loader = FixedSizeClusterLoader(data, num_parts=24, batch_size=8, seed=seed, sort_edges=True)
     return network, loader
@@ -58,7 +58,7 @@ MODELS = {"GraphSAGE": neighbors, "Cluster-GCN": clusters}
 
 
 def test_accuracy(name: str, data: Data, num_classes: int, seed: int, epochs: int) -> float:
-    """Trains from a seed; the share of test papers classified rightly."""
+    """Train from a seed; return the test accuracy at the lowest validation loss."""
     torch.manual_seed(seed)
     network, loader = MODELS[name](data, num_classes, seed)
     model = Training(network)
@@ -71,7 +71,7 @@ def test_accuracy(name: str, data: Data, num_classes: int, seed: int, epochs: in
             mask = batch.train_mask & (batch.seeds_mask if name == "GraphSAGE" else batch.nodes_mask)
             step(batch.x, batch.edge_index, batch.y, mask)
             compiled = compiled or step.graph
-            assert step.graph is compiled, "every batch has one shape, so there is one compilation"
+            assert step.graph is compiled, "every batch has the same shape, so there is one compilation"
         if epoch % 2:
             model.eval()
             with torch.no_grad():
@@ -84,7 +84,7 @@ def test_accuracy(name: str, data: Data, num_classes: int, seed: int, epochs: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data/planetoid", help="where PyG's Planetoid datasets are or go")
+    parser.add_argument("--root", default="data/planetoid", help="folder of PyG's Planetoid datasets")
     parser.add_argument("--name", default="Cora", help="dataset")
     parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--seeds", type=int, default=10)

@@ -1,13 +1,12 @@
-"""Train SchNet by a compiled step under Lightning, in one process or several; the code is the same for any number.
+"""Train SchNet with a compiled step under Lightning; the code is the same for one process and for several.
 
     python examples/lightning_schnet.py
     python examples/lightning_schnet.py --devices 2
 
-Each process loads its own share of the batches, in a new order every epoch, and a checkpoint holds where the epoch
-stood: started again with `--resume FILE`, training continues with the next batch. Prints the error on held-out
-molecules
-(MAE of the HOMO-LUMO gap, eV) next to that of predicting the mean: 2.4 eV falls to about 0.5 eV in the 8 epochs, half a
-minute on one core. Needs `pip install lightning`.
+Each process loads its own share of the batches, in a new order every epoch, and a checkpoint stores the position in the
+epoch: after a restart with `--resume FILE`, training continues with the next batch. The script prints the error on
+held-out molecules (MAE of the HOMO-LUMO gap, eV) and the error of predicting the mean: 2.4 eV falls to about 0.5 eV in
+the 8 epochs, half a minute on one core. It needs `pip install lightning`.
 """
 
 import argparse
@@ -31,7 +30,7 @@ GAP = Molecules.target_index("gap")
 
 
 class GapModel(nn.Module):
-    """SchNet and the error it is trained on: the mean absolute error over the real molecules (eV)."""
+    """SchNet with its loss: the mean absolute error over the real molecules (eV)."""
 
     def __init__(self, channels: int, mean: float, std: float) -> None:
         super().__init__()
@@ -47,16 +46,16 @@ class GapModel(nn.Module):
         graphs_mask: Tensor,
         num_graphs: int,
     ) -> tuple[Tensor, Tensor]:
-        """Gaps [num_graphs], and their error []."""
+        """Return the gaps [num_graphs] and their error []."""
         gap = self.schnet(z, pos, batch, edge_index, num_graphs=num_graphs, half_list=True).flatten()
         return gap, l1_loss(gap, y[:, GAP], graphs_mask)
 
 
 class Training(CompiledModule):
-    """Trains the model by its compiled step: forward, backward and update are captured once."""
+    """The Lightning module: it trains with a compiled step of forward, backward and update, captured once."""
 
     def validation_step(self, batch: Batch, number: int) -> None:
-        # Batches differ in how many molecules they hold, so each error counts as often as it has molecules.
+        # Batches have different numbers of molecules, so each error is weighted by its number of molecules.
         count = int(batch.graphs_mask.sum())
         self.log("error", self(batch)[1], batch_size=count, sync_dist=True, on_epoch=True)
 
@@ -71,15 +70,15 @@ class Training(CompiledModule):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--molecules", type=int, default=6000, help="how many of the bundled molecules")
-    parser.add_argument("--devices", type=int, default=1, help="processes")
+    parser.add_argument("--molecules", type=int, default=6000, help="number of bundled molecules")
+    parser.add_argument("--devices", type=int, default=1, help="number of processes")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--channels", type=int, default=48)
-    parser.add_argument("--out", default="lightning-run", help="where a checkpoint is kept")
-    parser.add_argument("--resume", help="a checkpoint to continue from")
+    parser.add_argument("--out", default="lightning-run", help="folder of the checkpoint")
+    parser.add_argument("--resume", help="checkpoint to continue from")
     arguments = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", ".*does not have many workers.*")  # batches are cut out of memory, not loaded
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")  # batches are in memory
     lightning.seed_everything(0)
     torch.set_num_threads(1)
 

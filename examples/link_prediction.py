@@ -2,10 +2,10 @@
 
     python examples/link_prediction.py --root data/planetoid --name Cora
 
-A tenth of the edges is held out; of the others three in ten are only learned from, and messages flow along the rest,
-so that no edge that is to be predicted can be seen. Batches hold edges, as many pairs that no edge joins, and sampled
-neighbors of all their ends; GCN embeds the papers, and the product of two embeddings says how likely an edge is. AUC
-is the share of pairs (held-out edge, random pair) that the model ranks rightly.
+A tenth of the edges is held out. Of the other edges, 30 % are only used for learning, and messages use the rest, so
+that the model never sees an edge that it predicts. Batches contain edges, equally many pairs without an edge, and
+sampled neighbors of all their ends. GCN embeds the papers, and the product of two embeddings scores an edge. AUC is the
+share of pairs (held-out edge, random pair) that the model ranks correctly.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from popgeo.ops import gather
 
 
 class Training(nn.Module):
-    """A network, the scores that it gives to links, and their loss."""
+    """A network that scores links, with the loss."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -31,14 +31,14 @@ class Training(nn.Module):
     def forward(
         self, x: Tensor, edge_index: Tensor, edge_label_index: Tensor, edge_label: Tensor, edge_label_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Scores [num_labels] of the links `edge_label_index` [2, num_labels], and the loss."""
+        """Return the scores [num_labels] of the links `edge_label_index` [2, num_labels], and the loss."""
         h = self.network(x, edge_index)
         score = (gather(h, edge_label_index[0]) * gather(h, edge_label_index[1])).sum(1)
         return score, binary_cross_entropy(score, edge_label, edge_label_mask)
 
 
 def auc(score: Tensor, label: Tensor) -> float:
-    """The share of pairs (positive, negative) whose positive has the higher score."""
+    """Return the share of pairs (positive, negative) with a higher score for the positive."""
     rank = score.argsort().argsort().double()[label == 1] + 1
     positives, negatives = int((label == 1).sum()), int((label == 0).sum())
     return float((rank.sum() - positives * (positives + 1) / 2) / (positives * negatives))
@@ -46,7 +46,7 @@ def auc(score: Tensor, label: Tensor) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data/planetoid", help="where PyG's Planetoid datasets are or go")
+    parser.add_argument("--root", default="data/planetoid", help="folder of PyG's Planetoid datasets")
     parser.add_argument("--name", default="Cora", help="dataset")
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=20)

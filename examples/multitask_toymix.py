@@ -3,15 +3,15 @@
     python examples/multitask_toymix.py --root data --budget 15
 
 `--root` holds `QM9`, `molnet` and `ZINC`, roots of PyG's QM9, MoleculeNet and ZINC(subset=True); MoleculeNet needs
-rdkit: pip install rdkit. A molecule is its heavy atoms and bonds. It has 19 labels of QM9, 12 of Tox21 or
-one of ZINC; the others are NaN, and count for nothing. A trunk is shared, each task has a head. The learning rate
-follows the budget, in minutes, or with `--epochs` the epochs.
+rdkit: pip install rdkit. A molecule has its heavy atoms and bonds, and 19 labels of QM9, 12 of Tox21 or one of ZINC.
+The other labels are NaN and have no effect. All tasks share a trunk; each task has a head. The learning rate follows
+the budget in minutes, or the epochs if `--epochs` is given.
 
-Prints the losses and validation metrics of each epoch, and in the end the test metrics next to those published for
-multitask GINE (arXiv:2310.04292), which differ in this: 300 epochs, QM9's fluorides included, and three labels for
-each molecule of ZINC, of which PyG has one. QM9's and ZINC's errors are in standard deviations of the training labels.
-Expect 0.10, 0.85 and 0.14 after eleven epochs: `--budget 27` on one busy core, of it 7 minutes of processor time. With
-`--molecules 7000 --budget 2`, four epochs, it is 0.28, 0.80 and 0.21.
+The script prints the losses and validation metrics of each epoch, and at the end the test metrics next to the published
+metrics of multitask GINE (arXiv:2310.04292), which differ: 300 epochs, QM9's fluorides included, and three labels per
+molecule of ZINC (PyG has one). The errors of QM9 and ZINC are in standard deviations of the training labels. Expect
+0.10, 0.85 and 0.14 after eleven epochs: `--budget 27` on one busy core, including 7 minutes of processor time. With
+`--molecules 7000 --budget 2`, four epochs, expect 0.28, 0.80 and 0.21.
 """
 
 import argparse
@@ -55,9 +55,9 @@ TASKS = (
     Task(name="zinc", num_labels=1),
 )
 TRUNKS = {"gine": GINE, "gin": GIN, "gcn": GCN}
-STEPS = 16  # of the random walk
+STEPS = 16  # steps of the random walk
 BOND_CHANNELS = 16
-UNKNOWN = 0  # number of hydrogens, if nothing tells it; otherwise one more than the number
+UNKNOWN = 0  # code of an unknown number of hydrogens; the code of a known number is one more
 # Element and charge of each of ZINC's kinds of atoms: C O N F CH S Cl O- NH+ Br NH3+ NH2+ N+ N- S- I P OH+ NH- O+ S+
 ZINC_ATOMS = torch.tensor(
     [
@@ -96,7 +96,7 @@ class ToyMix(nn.Module):
         edges_mask: Tensor,
         graphs_mask: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Predictions [num_graphs, 32], each task's loss [3], and what is trained on."""
+        """Return the predictions [num_graphs, 32], each task's loss [3], and the training loss."""
         atoms = torch.stack([kind(x[:, i]) for i, kind in enumerate(self.kinds)]).sum(0)  # [num_nodes, channels]
         predictions = self.multitask(
             torch.cat([atoms, self.norm(random_walk, nodes_mask=nodes_mask)], 1),
@@ -113,7 +113,7 @@ class ToyMix(nn.Module):
 
 
 def of_qm9(data: Data) -> Data:
-    """Heavy atoms; hydrogens are counted."""
+    """Convert a molecule of QM9: keep heavy atoms, count hydrogens."""
     heavy = data.z > 1
     source, destination = data.edge_index
     at_hydrogen = data.z.new_zeros(len(data.z)).index_add(0, destination, (~heavy[source]).long())
@@ -136,16 +136,16 @@ def of_zinc(data: Data) -> Data:
 
 
 def row_of(task: int, y: Tensor) -> Tensor:
-    """Labels of all tasks, NaN but for one task's. [1, 32]"""
+    """Return a row of all labels [1, 32], NaN except for the labels of `task`."""
     parts = [torch.full((1, one.num_labels), torch.nan) for one in TASKS]
     parts[task] = y.view(1, -1)
     return torch.cat(parts, 1)
 
 
 def load(root: Path, limit: int | None) -> tuple[list[Data], list[int]]:
-    """All molecules, and of each whether it is trained on (0), held out for validation (1) or for the test (2).
+    """Return all molecules, and the part of each: training (0), validation (1) or test (2).
 
-    ZINC's split is the published one; of the others a tenth is held out for each.
+    ZINC has its published split. Of QM9 and Tox21, a tenth each is held out for validation and test.
     """
     walk = RandomWalkEncoding(STEPS)
     molecules, parts = [], []
@@ -167,7 +167,7 @@ def load(root: Path, limit: int | None) -> tuple[list[Data], list[int]]:
 
 
 def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Predictions and losses of one batch."""
+    """Return predictions and losses of one batch."""
     return model(
         batch.x,
         batch.edge_index,
@@ -182,7 +182,7 @@ def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor, Tensor]
 
 
 def predict(model: ipu.CompiledStep, batches: FixedSizeDataLoader) -> list[tuple[Tensor, Tensor]]:
-    """Predictions and labels of each task. [graphs, num_labels]"""
+    """Return predictions and labels of each task [graphs, num_labels]."""
     found = [(call(model, batch)[0][batch.graphs_mask], batch.labels[batch.graphs_mask]) for batch in batches]
     out, labels = (torch.cat(rows) for rows in zip(*found, strict=True))
     widths = [task.num_labels for task in TASKS]
@@ -191,15 +191,15 @@ def predict(model: ipu.CompiledStep, batches: FixedSizeDataLoader) -> list[tuple
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("data"), help="where QM9, molnet and ZINC are or go")
+    parser.add_argument("--root", type=Path, default=Path("data"), help="folder of QM9, molnet and ZINC")
     parser.add_argument("--model", choices=TRUNKS, default="gine")
     parser.add_argument("--budget", type=float, default=15.0, help="minutes of training")
-    parser.add_argument("--epochs", type=int, help="train for that many epochs instead")
-    parser.add_argument("--molecules", type=int, help="use only the first that many of each dataset and split")
+    parser.add_argument("--epochs", type=int, help="train for this number of epochs instead")
+    parser.add_argument("--molecules", type=int, help="molecules to use from each dataset and split")
     parser.add_argument("--channels", type=int, default=96)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--batch-size", type=int, default=64, help="molecules of a step, on average")
+    parser.add_argument("--batch-size", type=int, default=64, help="mean number of molecules per step")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -224,13 +224,13 @@ def main() -> None:
     start = time.monotonic()
 
     def done(step: int) -> float:
-        """The share of the epochs or of the minutes that is over."""
+        """Return the progress as a share of the epochs or of the minutes."""
         if arguments.epochs is not None:
             return step / (arguments.epochs * len(loaders[0]))
         return min(1.0, (time.monotonic() - start) / (60 * arguments.budget))
 
     def rate(step: int) -> float:
-        """A linear rise over the first steps, then half a cosine down to zero."""
+        """Return the learning rate: a linear rise over the first steps, then half a cosine down to zero."""
         return arguments.lr * min(1.0, (step + 1) / 500) * 0.5 * (1 + math.cos(math.pi * done(step)))
 
     options = ipu.Options(strict=False)
@@ -261,7 +261,7 @@ def main() -> None:
 
 
 def standards(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of what is known; 0 and 1 for Tox21's classes. [1, 32]"""
+    """Return mean and standard deviation [1, 32] of the known labels; 0 and 1 for Tox21's classes."""
     mean = labels.nanmean(0, keepdim=True)
     std = (labels - mean).square().nanmean(0, keepdim=True).sqrt()
     first, last = TASKS[0].num_labels, TASKS[0].num_labels + TASKS[1].num_labels
@@ -270,7 +270,7 @@ def standards(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def print_test(found: list[tuple[Tensor, Tensor]], std: Tensor) -> None:
-    """The metrics of each task next to the published ones."""
+    """Print the metrics of each task next to the published metrics."""
     qm9, tox21, zinc = found
 
     def of(metric: Callable[..., Tensor], pair: tuple[Tensor, Tensor]) -> str:

@@ -1,20 +1,20 @@
-"""Predict links between entities that were never seen in training: NBFNet on an inductive split of FB15k-237.
+"""Predict links between entities that are absent from training: NBFNet on an inductive split of FB15k-237.
 
     python examples/nbfnet_inductive.py --root data/kg/inductive --name fb237_v1
 
-The folder holds GraIL's splits (https://github.com/kkteru/grail, folder data): `NAME/train.txt`, `valid.txt` and
-`test.txt`, and the same files of `NAME_ind`, or each with `.gz` at its end, one `head <tab> relation <tab> tail` a
-line. It is `kg/inductive` of the folder that POPGEO_SHARED_DATA names, if that is set.
+The folder has GraIL's splits (https://github.com/kkteru/grail, folder data): `NAME/train.txt`, `valid.txt` and
+`test.txt`, and the same files of `NAME_ind`, optionally with `.gz` appended, with one `head <tab> relation <tab> tail`
+per line. The default is `kg/inductive` in the folder named by POPGEO_SHARED_DATA, if it is set.
 
-The model learns on the graph of NAME and answers on that of NAME_ind, which shares relations with it but no entity. In
-training the edges that state a query's own answer are hidden from it by a mask, so every step has one shape. Both
-graphs have the same slots, so that one compiled step answers on both. After each epoch the links of NAME's validation
-set are ranked; the weights of the best epoch are tested, each link as a query for its tail and as one for its head.
-Hits@10 is among 50 negatives, in expectation over their draw; ranks are filtered, and equal scores share their places.
+The model learns on the graph of NAME and predicts on the graph of NAME_ind, which has the same relations but no common
+entity. In training, a mask hides the edges that contain a query's own answer, so every step has one shape. Both graphs
+have the same number of slots, so one compiled step predicts on both. After each epoch, the links of NAME's validation
+set are ranked. The weights of the best epoch are tested: each link is a query for its tail and a query for its head.
+Hits@10 is the expected value among 50 random negatives; ranks are filtered, and equal scores share their ranks.
 
-Expected on `fb237_v1` after the default four epochs, about five minutes of processor time of one core: on entities
-never seen Hits@10 0.82 and MRR 0.44 with aggregation by sums. The paper's model has 0.834 with PNA and 20 epochs;
-`--aggregation pna` takes seven times as long a step.
+Expect on `fb237_v1` after the default four epochs, about five minutes of processor time on one core: Hits@10 0.82 and
+MRR 0.44 on new entities, with aggregation by sums. The paper's model reaches 0.834 with PNA and 20 epochs; a step with
+`--aggregation pna` takes seven times as long.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from popgeo.nn import NBFNet, Ranks, filtered_ranks, masked_mean, own_links
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Facts and what is asked about them; triples are (head, relation, tail), queries inverse ones too. [3, any]"""
+    """Facts, and the queries about them as triples (head, relation, tail) with their inverses, [3, any]."""
 
     edge_index: Tensor
     edge_type: Tensor
@@ -48,7 +48,7 @@ class Graph:
 
     @property
     def num_edges(self) -> int:
-        """Facts, each also as its inverse."""
+        """Number of facts, including inverses."""
         return self.edge_type.numel()
 
     def __str__(self) -> str:
@@ -56,19 +56,19 @@ class Graph:
         return f"{self.num_nodes} entities, links: {', '.join(parts)}"
 
     def known(self, head: Tensor, relation: Tensor, among: Tensor, num_slots: int) -> Tensor:
-        """Which tails answer queries, by the triples `among`. [num_queries, num_slots]"""
+        """Return a mask of the tails that answer queries, by the triples `among` [num_queries, num_slots]."""
         same = (among[0] == head.unsqueeze(1)) & (among[1] == relation.unsqueeze(1))  # [num_queries, num_triples]
         places = among[2].expand_as(same)
         return torch.zeros(len(head), num_slots).scatter_add_(1, places, same.float()) > 0
 
 
 def number(names: dict[str, int], name: str) -> int:
-    """The number of a name; a new one takes the next."""
+    """Return the number of a name; a new name gets the next number."""
     return names.setdefault(name, len(names))
 
 
 def read(folder: Path, relations: dict[str, int], most: int | None) -> Graph:
-    """One graph of a split, with the relations that are known so far and more; that of r of R has the inverse r + R."""
+    """Read a graph of a split, and add its new relations to `relations`. Relation r of R has the inverse r + R."""
     entities: dict[str, int] = {}
     triples: dict[str, list[tuple[int, int, int]]] = {}
     for part in ("train", "valid", "test"):
@@ -90,7 +90,7 @@ def read(folder: Path, relations: dict[str, int], most: int | None) -> Graph:
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """A graph in a fixed number of slots, as the model takes it."""
+    """A graph in a fixed number of slots, in the form that the model expects."""
 
     edge_index: Tensor
     edge_type: Tensor
@@ -126,7 +126,7 @@ class Training(nn.Module):
         edges_mask: Tensor,
         nodes_mask: Tensor,
     ) -> Tensor:
-        """The loss of queries [num_queries] whose first tail [num_queries, 1 + num_negatives] is right."""
+        """Return the loss of queries [num_queries]; the first of the tails [num_queries, 1 + num_negatives] is true."""
         hidden = own_links(head, relation, tails[:, 0], edge_index, edge_type, self.num_relations)
         masks = {"hidden": hidden, "edges_mask": edges_mask, "nodes_mask": nodes_mask}
         num_nodes = nodes_mask.size(0)
@@ -137,7 +137,7 @@ class Training(nn.Module):
 
 
 class Answering(nn.Module):
-    """The model as a step for whole graphs."""
+    """The model with scores for all nodes of a graph."""
 
     def __init__(self, model: NBFNet) -> None:
         super().__init__()
@@ -152,20 +152,20 @@ class Answering(nn.Module):
         edges_mask: Tensor,
         nodes_mask: Tensor,
     ) -> Tensor:
-        """The score of each node as the tail. [num_queries, num_nodes]"""
+        """Return the score of each node as the tail [num_queries, num_nodes]."""
         masks = {"edges_mask": edges_mask, "nodes_mask": nodes_mask}
         return self.model(head, relation, edge_index, edge_type, num_nodes=nodes_mask.size(0), **masks)
 
 
 def batches(triples: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Triples in batches of one size [3, size], and which of them are real; the last is filled up with its first."""
+    """Yield triples in batches [3, size] and their masks; the last batch is filled with copies of its first triple."""
     for part in triples.split(size, dim=1):
         real = torch.arange(size) < part.size(1)
         yield part[:, torch.where(real, torch.arange(size), 0)], real
 
 
 def rank(answer: CompiledStep, graph: Graph, slots: Slots, triples: Tensor, size: int) -> tuple[float, float]:
-    """Mean reciprocal rank of queries, and their Hits@10 among 50 negatives."""
+    """Return the mean reciprocal rank of queries, and their Hits@10 among 50 negatives."""
     ranks, candidates = [], []
     facts = torch.cat([graph.train, graph.valid, graph.test], dim=1)
     for (head, relation, tail), real in batches(triples, size):
@@ -178,7 +178,7 @@ def rank(answer: CompiledStep, graph: Graph, slots: Slots, triples: Tensor, size
 
 
 def draw(graph: Graph, slots: Slots, size: int, num_negatives: int) -> Iterator[tuple[Tensor, ...]]:
-    """An epoch: each link once, as a query for its tail or for its head, with negatives that are not known answers."""
+    """Yield an epoch: each link once, as a query for its tail or its head, with unknown tails as negatives."""
     num_links = graph.train.size(1) // 2
     chosen = torch.arange(num_links) + num_links * torch.randint(2, (num_links,))
     for (head, relation, tail), real in batches(graph.train[:, chosen[torch.randperm(num_links)]], size):
@@ -191,18 +191,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shared = os.environ.get("POPGEO_SHARED_DATA")
     default = Path(shared) / "kg" / "inductive" if shared else Path("data/kg/inductive")
-    parser.add_argument("--root", type=Path, default=default, help="where the splits lie")
-    parser.add_argument("--name", default="fb237_v1", help="the split to train on; NAME_ind is tested on")
+    parser.add_argument("--root", type=Path, default=default, help="folder of the splits")
+    parser.add_argument("--name", default="fb237_v1", help="split for training; NAME_ind is for testing")
     parser.add_argument("--channels", type=int, default=32)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--aggregation", choices=("sum", "pna"), default="sum")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--minutes", type=float, default=15.0, help="begin no epoch after as much processor time")
-    parser.add_argument("--batch-size", type=int, default=16, help="queries of a step")
-    parser.add_argument("--negatives", type=int, default=32, help="wrong tails of a query in training")
-    parser.add_argument("--temperature", type=float, default=0.5, help="of the weights of wrong tails")
+    parser.add_argument("--minutes", type=float, default=15.0, help="start no epoch after these processor minutes")
+    parser.add_argument("--batch-size", type=int, default=16, help="queries per step")
+    parser.add_argument("--negatives", type=int, default=32, help="wrong tails per query in training")
+    parser.add_argument("--temperature", type=float, default=0.5, help="temperature of the weights of wrong tails")
     parser.add_argument("--lr", type=float, default=5e-3)
-    parser.add_argument("--links", type=int, help="only that many links for training, validation and test each")
+    parser.add_argument("--links", type=int, help="number of links for training, validation and test each")
     parser.add_argument("--seed", type=int, default=0)
     choices = parser.parse_args()
     torch.manual_seed(choices.seed)
@@ -213,7 +213,7 @@ def main() -> None:
     unseen = read(choices.root / f"{choices.name}_ind", relations, choices.links)
     if 2 * len(relations) > num_relations:
         raise OSError(
-            f"{choices.name}_ind has relations that {choices.name} lacks; these are not two parts of a split."
+            f"{choices.name}_ind has relations that {choices.name} lacks; they are not two parts of one split."
         )
     num_nodes, num_edges = (max(getattr(g, n) for g in (seen, unseen)) for n in ("num_nodes", "num_edges"))
     slots, unseen_slots = (Slots.of(graph, num_nodes, num_edges) for graph in (seen, unseen))
@@ -221,7 +221,7 @@ def main() -> None:
 
     model = NBFNet(num_relations, choices.channels, choices.layers, aggregation=choices.aggregation)
     training = Training(model, num_relations, choices.temperature)
-    options = Options(strict=False)  # on this computer a step may need more memory than one IPU has
+    options = Options(strict=False)  # a step may need more memory than one IPU has
     step = training_model(training, options, torch.optim.Adam(training.parameters(), lr=choices.lr))
     answer = inference_model(Answering(model), options)
     start, best, best_state = time.process_time(), -1.0, copy.deepcopy(model.state_dict())

@@ -1,10 +1,10 @@
-"""Write a model of your own, let check_static say what is not static in it, mend it, train it compiled.
+"""Write your own model, find its dynamic parts with check_static, fix them, and train the compiled model.
 
     python examples/own_model.py --steps 200
 
-The first model is written as for a GPU: it drops the padding with a boolean mask, reads the number of graphs from the
-data and decides by a value. Each of these makes a shape or a path depend on the data; `check_static` lists the lines
-with a remedy for each. The second model follows the remedies, and both compute the same.
+The first model is written for a GPU: it removes the padding with a boolean mask, reads the number of graphs from the
+data and branches on a value. Each of these lines makes a shape or a path depend on the data; `check_static` lists the
+lines with a remedy for each. The second model follows the remedies, and both models compute the same values.
 """
 
 import argparse
@@ -22,7 +22,7 @@ GAP = Molecules.target_index("gap")
 
 
 class Dynamic(nn.Module):
-    """Atoms tell their neighbors what they are, and each molecule sums its atoms."""
+    """A layer of messages between neighbors, and a sum over each molecule's atoms."""
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Dynamic(nn.Module):
         self.out = nn.Linear(channels, 1)
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, edges_mask: Tensor) -> Tensor:
-        """[num_nodes, in_channels], [2, num_edges], [num_nodes], [num_edges] -> [num_graphs]"""
+        """Return the gap of each molecule in eV [num_graphs]."""
         src, dst = edge_index[:, edges_mask]
         h = self.lin1(x).relu()
         h = h + torch.zeros_like(h).index_add(0, dst, self.lin2(h)[src])
@@ -41,14 +41,14 @@ class Dynamic(nn.Module):
 
 
 class Static(Dynamic):
-    """The same, with every shape and every path fixed."""
+    """The same model with fixed shapes and a fixed path."""
 
     def __init__(self, in_channels: int, channels: int, num_graphs: int) -> None:
         super().__init__(in_channels, channels)
         self.num_graphs = num_graphs
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, edges_mask: Tensor) -> Tensor:
-        """[num_nodes, in_channels], [2, num_edges], [num_nodes], [num_edges] -> [num_graphs]"""
+        """Return the gap of each molecule in eV [num_graphs]."""
         h = self.lin1(x).relu()
         message = torch.where(edges_mask.unsqueeze(1), gather(self.lin2(h), edge_index[0]), 0.0)
         h = h + scatter(message, edge_index[1], dim=0, dim_size=h.size(0))
@@ -57,7 +57,7 @@ class Static(Dynamic):
 
 
 class Training(nn.Module):
-    """The model and its loss, as the executor wants them."""
+    """The model with its loss, in the form that the executor expects."""
 
     def __init__(self, model: Static) -> None:
         super().__init__()
@@ -66,15 +66,15 @@ class Training(nn.Module):
     def forward(
         self, x: Tensor, edge_index: Tensor, batch: Tensor, edges_mask: Tensor, y: Tensor, graphs_mask: Tensor
     ) -> Tensor:
-        """Mean absolute error of the real molecules (eV). []"""
+        """Return the mean absolute error of the real molecules in eV []."""
         return l1_loss(self.model(x, edge_index, batch, edges_mask), y[:, GAP], graphs_mask)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--molecules", type=int, default=2000, help="how many of the bundled molecules")
+    parser.add_argument("--molecules", type=int, default=2000, help="number of bundled molecules")
     parser.add_argument("--channels", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=200, help="training steps of the mended model")
+    parser.add_argument("--steps", type=int, default=200, help="training steps of the static model")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     molecules = Molecules()[: arguments.molecules]
@@ -93,7 +93,7 @@ def main() -> None:
     static.load_state_dict(dynamic.state_dict())
     print(f"Static: {len(ipu.check_static(static, *inputs))} places are not static")
     with torch.no_grad():
-        expected = dynamic(*inputs)  # ends with the first padding graph, where the padding nodes are
+        expected = dynamic(*inputs)  # ends with the first padding graph, which has the padding nodes
         difference = (static(*inputs)[: len(expected)] - expected)[batch.graphs_mask[: len(expected)]].abs().max()
     print(f"largest difference between the two on real molecules: {difference:.1e} eV")
 

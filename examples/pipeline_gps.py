@@ -1,14 +1,14 @@
-"""GPS++ over many IPUs: four stages x four replicas, trained here bit by bit as on one, and planned for a Bow Pod16.
+"""GPS++ over many IPUs: trained in stages with the same bits as on one IPU, and planned for a Bow Pod16.
 
     python examples/pipeline_gps.py --data pcqm/pcqm4mv2_2k.csv.gz --page gps-pod16.html
 
-Reads the molecules of `gps_plus_plus_pcqm.py`, packs them as GPS++'s report does (arXiv:2212.02229), and trains a small
-GPS++ twice for a few steps: as a whole, and with `Options(stages=4)`, micro-batch by micro-batch through four stages.
-Prints the largest difference between their losses and between their weights, which is 0. Then it plans the model of the
-report, 16 layers of 256 channels in micro-batches of eight packs, on 16 Bow IPUs: which layers on which IPU, who waits
-for whom, and what would be faster; `--page` writes it with its timeline. In float16, as published, expect 36,000
-graphs/s and an IPU with too little memory, or with `--recompute` 27,000 and 62 % of the fullest tile; published are
-17,800, and nothing here is fitted to that. Needs `pip install rdkit`.
+The script reads the molecules of `gps_plus_plus_pcqm.py`, packs them as in GPS++'s report (arXiv:2212.02229), and
+trains a small GPS++ twice for a few steps: as a whole, and with `Options(stages=4)`, micro-batch by micro-batch through
+four stages. It prints the largest differences between losses and between weights, which are 0. Then it plans the
+report's model, 16 layers of 256 channels in micro-batches of eight packs, on 16 Bow IPUs: the IPU of each layer, the
+waiting times, and possible speed-ups; `--page` writes the plan with its timeline. In float16, as published, expect
+36,000 graphs/s and an IPU with too little memory, or with `--recompute` 27,000 and 62 % of the fullest tile. Published
+are 17,800 graphs/s; no constant was fitted to it. The script needs `pip install rdkit`.
 """
 
 import argparse
@@ -26,18 +26,18 @@ from popgeo.command_line import run
 from popgeo.data import FixedSizeOptions
 from popgeo.loader import FixedSizeDataLoader
 
-PACKS = 8  # of a micro-batch of the report
+PACKS = 8  # packs per micro-batch in the report
 PUBLISHED = 17_800  # graphs per second on a Bow Pod16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a few steps of training leave behind.
+    """The result of a few training steps.
 
     Attributes:
-        step: What ran.
+        step: Compiled step.
         losses: Mean absolute error of each micro-batch in eV. [steps, micro_batches]
-        weights: All parameters, one after the other.
+        weights: All parameters, concatenated.
     """
 
     step: ipu.CompiledStep
@@ -46,7 +46,7 @@ class Trained:
 
 
 class Positional(nn.Module):
-    """The model with its arguments in order, as a plan takes them."""
+    """The model with positional arguments, for a plan."""
 
     def __init__(self, gap: Gap) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Positional(nn.Module):
 
 
 def train(molecules: list[Data], given: argparse.Namespace, stages: int | None) -> Trained:
-    """A few steps from the same weights on the same batches, with the same dropout."""
+    """Train a few steps from the same weights on the same batches, with the same dropout."""
     torch.manual_seed(0)
     gaps = torch.cat([molecule.y for molecule in molecules])
     model = Gap(given.channels, given.layers, float(gaps.mean()), float(gaps.std())).train()
@@ -79,7 +79,7 @@ def train(molecules: list[Data], given: argparse.Namespace, stages: int | None) 
 
 
 def plan(molecules: list[Data], given: argparse.Namespace) -> tuple[ipu.Pipeline, float]:
-    """The model of the report over many IPUs, and the graphs of a micro-batch."""
+    """Return the plan of the report's model over many IPUs, and the number of graphs per micro-batch."""
     sizes = FixedSizeOptions(num_nodes=PACKS * 60 + 1, num_edges=PACKS * 120, num_graphs=PACKS * 8 + 1)
     loader = FixedSizeDataLoader(molecules, fixed_size_options=sizes, fixed_size_strategy="Window")
     batch = next(iter(loader))
@@ -100,18 +100,18 @@ def plan(molecules: list[Data], given: argparse.Namespace) -> tuple[ipu.Pipeline
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("data/pcqm/pcqm4mv2_2k.csv.gz"), help="the table")
-    parser.add_argument("--molecules", type=int, default=400, help="use only the first that many")
+    parser.add_argument("--data", type=Path, default=Path("data/pcqm/pcqm4mv2_2k.csv.gz"), help="table of molecules")
+    parser.add_argument("--molecules", type=int, default=400, help="number of molecules to use")
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--channels", type=int, default=32, help="of the model that is trained here")
-    parser.add_argument("--layers", type=int, default=4, help="of the model that is trained here")
-    parser.add_argument("--accumulate", type=int, default=8, help="packs of a pipeline between two updates here")
-    parser.add_argument("--steps", type=int, default=4, help="steps of training here")
+    parser.add_argument("--channels", type=int, default=32, help="channels of the trained model")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the trained model")
+    parser.add_argument("--accumulate", type=int, default=8, help="packs per pipeline and update")
+    parser.add_argument("--steps", type=int, default=4, help="training steps")
     parser.add_argument("--plan-channels", type=int, default=256)
     parser.add_argument("--plan-layers", type=int, default=16)
     parser.add_argument("--plan-accumulate", type=int, default=8, help="micro-batches of eight packs between updates")
-    parser.add_argument("--recompute", action="store_true", help="plan with forward passes repeated")
+    parser.add_argument("--recompute", action="store_true", help="plan with recomputed forward passes")
     parser.add_argument("--float32", action="store_true", help="plan in float32, instead of float16 as published")
     parser.add_argument("--page", type=Path, help="file for the page of the plan")
     return parser.parse_args()

@@ -1,10 +1,10 @@
-"""Where the cycles of a SchNet training step continue one Bow IPU, and how to need fewer of them, step by step.
+"""The cycles of a SchNet training step on one Bow IPU, and their reduction step by step.
 
     python examples/schnet_on_ipu.py --out schnet-on-ipu
 
-Starts from the published setting (hydronet-gnn on QM9: 100 channels, 4 blocks, 25 Gaussians, batches of 576 atoms, 28
-nearest neighbors each; 28,880 graphs/s measured on one Bow IPU) and follows what the report says. All throughput
-after that is modelled. The molecules ship with popgeo and are as large as QM9's (18.0 atoms on average).
+The script starts from the published setting (hydronet-gnn on QM9: 100 channels, 4 blocks, 25 Gaussians, batches of 576
+atoms, 28 nearest neighbors each; 28,880 graphs/s measured on one Bow IPU) and follows the advice of the reports. All
+further throughputs are modelled. The molecules are bundled with popgeo and as large as QM9's (18.0 atoms on average).
 """
 
 import argparse
@@ -27,20 +27,20 @@ PUBLISHED = 28_880  # graphs per second, synthetic data: strong_scaling.ipynb of
 CUTOFF = 10.0  # angstrom
 MAX_NEIGHBORS = 28
 MEAN_ATOMS = 18.0
-NUM_BATCHES = 20  # over which the fill of batches is averaged
+NUM_BATCHES = 20  # number of batches for the mean fill
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One way to write the same training step.
+    """A variant of the same training step.
 
     Attributes:
-        name: What it is called.
-        why: Which insight of the report before it leads there.
-        num_nodes: Atoms of a batch, about.
-        polynomial: Whether filters end by a polynomial instead of half a cosine.
-        precomputed: Whether edges come with the data instead of from a search in each step.
-        half_list: Whether each pair of atoms is in the data once and gets one filter for both directions.
+        name: Name of the variant.
+        why: Insight of the previous report that leads to this variant.
+        num_nodes: Atoms per batch, approximately.
+        polynomial: Whether the envelope of filters is a polynomial instead of half a cosine.
+        precomputed: Whether edges are in the data; otherwise each step searches them.
+        half_list: Whether each pair of atoms is in the data once, with one filter for both directions.
     """
 
     name: str
@@ -56,7 +56,7 @@ STORY = (
     Setting(name="polynomial envelope", why="a float32 cosine runs in software", polynomial=True),
     Setting(
         name="packed edges",
-        why="positions are data, so edges need not be searched for; and only real ones take slots",
+        why="positions are data, so no step needs to search edges; and only real edges take slots",
         polynomial=True,
         precomputed=True,
     ),
@@ -69,7 +69,7 @@ STORY = (
     ),
     Setting(
         name="half list",
-        why="a filter depends on the distance alone, so a pair of atoms needs one; batches may grow again",
+        why="a filter depends only on the distance, so a pair of atoms needs one; batches can grow again",
         num_nodes=4 * 576,
         polynomial=True,
         precomputed=True,
@@ -79,7 +79,7 @@ STORY = (
 
 
 class Step(nn.Module):
-    """SchNet with its loss, as a training step takes them."""
+    """SchNet with its loss, in the form that a training step expects."""
 
     def __init__(self, setting: Setting, num_graphs: int) -> None:
         super().__init__()
@@ -98,13 +98,13 @@ class Step(nn.Module):
     def forward(
         self, z: Tensor, pos: Tensor, batch: Tensor, y: Tensor, graphs_mask: Tensor, edge_index: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """[num_nodes], [num_nodes, 3], [num_nodes], [num_graphs, 5], [num_graphs] -> [num_graphs], []"""
+        """Return the predictions [num_graphs] and the loss []."""
         prediction = self.schnet(z, pos, batch, edge_index, num_graphs=self.num_graphs, half_list=self.half_list)
         return prediction.flatten(), l1_loss(prediction.flatten(), y[:, 0], graphs_mask)
 
 
 def report(setting: Setting, num_molecules: int) -> ipu.Report:
-    """The account of one training step on batches of packed molecules; nothing is trained."""
+    """Return the report of one training step on batches of packed molecules, without training."""
     unused = ["x", "edge_attr", "smiles"]
     if setting.precomputed:
         find = PrecomputeInteractionGraph(CUTOFF, half_list=setting.half_list)
@@ -121,7 +121,7 @@ def report(setting: Setting, num_molecules: int) -> ipu.Report:
     loader = FixedSizeDataLoader(
         dataset, fixed_size_options=sizes, fixed_size_strategy=FixedSizeStrategy.Window, shuffle=True
     )
-    batches = list(islice(loader, min(NUM_BATCHES, len(loader) - 1)))  # the last one holds what is left over
+    batches = list(islice(loader, min(NUM_BATCHES, len(loader) - 1)))  # without the last batch, which is not full
     model = Step(setting, sizes.num_graphs)
     step = ipu.training_model(model, optimizer=torch.optim.Adam(model.parameters()))
     names = ["z", "pos", "batch", "y", "graphs_mask", *(["edge_index"] if setting.precomputed else [])]
@@ -134,7 +134,7 @@ def report(setting: Setting, num_molecules: int) -> ipu.Report:
 
 
 def tell(setting: Setting, account: ipu.Report, before: ipu.Report | None) -> None:
-    """Prints what a step costs, what changed, and what the report advises next."""
+    """Print a step's cost, the largest changes, and the report's advice."""
     rate = account.graphs_per_second or 0.0
     print(f"\n=== {setting.name}: {setting.why}")
     print(
@@ -149,14 +149,14 @@ def tell(setting: Setting, account: ipu.Report, before: ipu.Report | None) -> No
 
 
 def _fullest(account: ipu.Report) -> float:
-    """How full the fullest tile is."""
+    """Return the used share of the fullest tile's memory."""
     assert account.memory is not None
     return int(account.memory.peak.max()) / account.memory.limit
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--molecules", type=int, default=2000, help="how many of the bundled molecules to pack")
+    parser.add_argument("--molecules", type=int, default=2000, help="number of bundled molecules to pack")
     parser.add_argument("--out", type=Path, help="folder for a page of each report, and a picture")
     arguments = parser.parse_args()
     if arguments.out is not None:

@@ -1,10 +1,10 @@
-"""Train SchNet on the HOMO-LUMO gap of QM9 for a few epochs, with the published notebook's setting or with ours.
+"""Train SchNet on the HOMO-LUMO gap of QM9 for a few epochs, with the published notebook's or a recommended setting.
 
     python examples/schnet_qm9.py --root data/QM9 --setting recommended
 
 Each pair of atoms within the cutoff is found once, before training; molecules and pairs are packed into batches of
-fixed size, and the simulated IPU runs 32 training steps a call. Prints one line an epoch: the training loss (MSE, eV^2;
-mean of the epoch, of the last call, and of the last step) and the validation error (MAE, eV).
+fixed size, and the simulated IPU runs 32 training steps per call. The script prints one line per epoch: the training
+loss (MSE, eV^2; mean of the epoch, of the last call, and of the last step) and the validation error (MAE, eV).
 """
 
 import argparse
@@ -25,12 +25,12 @@ from popgeo.nn import PrecomputeInteractionGraph, SchNet, l1_loss, mse_loss
 from popgeo.progress import bar, progress
 
 GAP = 4  # column of the HOMO-LUMO gap, in eV
-STEPS_PER_CALL = 32  # optimizer steps behind one loss that the published notebook prints
+STEPS_PER_CALL = 32  # optimizer steps per printed loss in the published notebook
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a training run is made of."""
+    """The settings of a training run."""
 
     hidden_channels: int
     num_interactions: int
@@ -40,11 +40,11 @@ class Setting:
     lr: float
     schedule: bool
     loss: str
-    batch_size: int  # molecules of a step, on average: batches are packed to a fixed number of atoms and pairs
+    batch_size: int  # mean molecules per step: batches are packed to a fixed number of atoms and pairs
 
 
 class GapModel(nn.Module):
-    """SchNet with the squared error that is reported and the error that is trained on."""
+    """SchNet with the reported squared error and the training loss."""
 
     def __init__(self, schnet: SchNet, num_graphs: int, loss: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class GapModel(nn.Module):
     def forward(
         self, z: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor, gap: Tensor, graphs_mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Predicted gaps, their squared error, and the loss."""
+        """Return the predicted gaps, their squared error, and the loss."""
         out = self.schnet(z, pos, batch, edge_index, num_graphs=self.num_graphs, half_list=True)
         prediction = out.flatten()  # [num_graphs]
         mse = mse_loss(prediction, gap, graphs_mask).detach()
@@ -137,25 +137,25 @@ def train(setting: Setting, molecules: list[Data], epochs: int, num_valid: int, 
 
 
 def call(model: ipu.CompiledStep, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Predicted gaps, squared error and loss of one call."""
+    """Return predicted gaps, squared error and loss of one call."""
     return model(batch.z, batch.pos, batch.batch, batch.edge_index, batch.y[:, GAP], batch.graphs_mask)
 
 
 def rate(progress: float, warmup: float = 0.05) -> float:
-    """The learning rate's share of its peak: a linear rise, then half a cosine down to zero."""
+    """Return the learning rate's share of its peak: a linear rise, then half a cosine down to zero."""
     if progress < warmup:
         return (progress + 1e-3) / (warmup + 1e-3)
     return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
 
 def validation_error(predictor: ipu.CompiledStep, batches: FixedSizeDataLoader) -> float:
-    """Mean absolute error in eV over a loader."""
+    """Return the mean absolute error (eV) over a loader."""
     errors = [(call(predictor, batch)[0] - batch.y[:, GAP]).abs()[batch.graphs_mask] for batch in batches]
     return float(torch.cat(errors).mean())
 
 
 def load(root: str, cutoff: float, limit: int | None) -> list[Data]:
-    """Atoms, positions, targets and the pairs of atoms within the cutoff."""
+    """Read atoms, positions and targets, and list the pairs of atoms within the cutoff."""
     find_pairs = PrecomputeInteractionGraph(cutoff, half_list=True)
     files = f"gdb9.sdf, gdb9.sdf.csv and uncharacterized.txt (or qm9_v3.pt) in {root}/raw"
     dataset = pyg_dataset(lambda: QM9(root), files)[:limit]
@@ -165,10 +165,10 @@ def load(root: str, cutoff: float, limit: int | None) -> list[Data]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data/QM9", help="where PyG's QM9 dataset is or goes")
+    parser.add_argument("--root", default="data/QM9", help="folder of PyG's QM9")
     parser.add_argument("--setting", choices=SETTINGS, default="recommended")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--molecules", type=int, help="use only the first that many molecules")
+    parser.add_argument("--molecules", type=int, help="number of molecules to use (default: all)")
     parser.add_argument("--valid", type=int, default=10_000, help="molecules held out for validation")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -1,12 +1,12 @@
-"""Serve a model with Ray Serve: single molecules come in, wait a few milliseconds for others, and run as one batch.
+"""Serve a model with Ray Serve: single molecules arrive, wait a few milliseconds for others, and run as one batch.
 
     pip install "ray[serve]"
-    python examples/serve_schnet.py                  # a server on this machine, 64 clients, a replica is killed
+    python examples/serve_schnet.py                  # a server on this machine, 64 clients, a killed replica
     python examples/serve_schnet.py --data           # the same predictor maps a dataset over several workers
 
-Prints the throughput of gathered requests and of requests that are run one by one, the 99th percentile of the time that
-a request takes, what an oversized and a broken request get, and how many requests were lost when a replica was killed:
-none, as a client asks again where the server says that it could not answer.
+The script prints the throughput of gathered requests and of single requests, the 99th percentile of the time of a
+request, the answers to an oversized and a malformed request, and the number of requests lost after a replica was
+killed: none, because a client repeats a request if the server reports that it could not answer.
 """
 
 import argparse
@@ -39,7 +39,7 @@ SHAPES = [FixedSizeOptions(32, 600, 2), FixedSizeOptions(512, 6400, 33), FixedSi
 
 
 def make_predictor() -> popgeo.Predictor:
-    """A predictor of energies and forces; a user's own loads a checkpoint or an exported file."""
+    """Return a predictor of energies and forces. A real server would load a checkpoint or an exported file."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     predictor = popgeo.Predictor(SchNet(64, 64, 3, num_gaussians=32, cutoff=CUTOFF), SHAPES, forces=True)
@@ -49,22 +49,25 @@ def make_predictor() -> popgeo.Predictor:
 
 
 def to_graph(molecule: dict[str, Any]) -> Data:
-    """A request as a graph with its pairs of atoms.
+    """Convert a request to a graph with its pairs of atoms.
 
     Raises:
-        ValueError: it is broken, or too large.
+        ValueError: the request is malformed, or the molecule is too large.
     """
     z, pos = torch.tensor(molecule["z"]), torch.tensor(molecule["pos"], dtype=torch.float32)
     if z.dtype != torch.int64 or pos.shape != (len(z), 3):
-        raise ValueError(f"z is {list(z.shape)} {z.dtype}, pos {list(pos.shape)}; whole numbers and three a row go.")
+        raise ValueError(
+            f"z is {list(z.shape)} {z.dtype}, pos {list(pos.shape)}; "
+            "pass whole numbers as z, and three numbers per atom as pos."
+        )
     if len(z) > MOST_ATOMS:
-        raise ValueError(f"The molecule has {len(z)} atoms; at most {MOST_ATOMS} are served.")
+        raise ValueError(f"The molecule has {len(z)} atoms; at most {MOST_ATOMS} are allowed.")
     return PrecomputeInteractionGraph(CUTOFF)(Data(z=z, pos=pos))
 
 
 @serve.deployment(max_ongoing_requests=256, health_check_period_s=1)
 class Potential:
-    """Gathers requests and predicts for them together."""
+    """A deployment that gathers requests and predicts for them together."""
 
     def __init__(self, most: int) -> None:
         self.predictor = make_predictor()
@@ -72,7 +75,7 @@ class Potential:
 
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.003)
     async def gather(self, graphs: list[Data]) -> list[Any]:
-        """The results of each, or what was wrong with it."""
+        """Return the result of each graph, or its error."""
         found = self.predictor(graphs, errors="keep")
         return [found.errors.get(i) or found.of(i) for i in range(len(graphs))]
 
@@ -87,7 +90,7 @@ class Potential:
 
 
 class Mapped:
-    """A worker of `ray.data`: maps rows of molecules to rows with energies."""
+    """A worker of `ray.data` that maps rows of molecules to rows with energies."""
 
     def __init__(self) -> None:
         self.predictor = make_predictor()
@@ -98,7 +101,7 @@ class Mapped:
 
 
 def ask(url: str, molecule: Any) -> tuple[int, Any, float]:
-    """Status, answer and seconds of one request; asks again where the server, not the request, was at fault."""
+    """Send a request, again after a server error; return status, answer and seconds."""
     start = time.perf_counter()
     body = json.dumps(molecule).encode()
     for _ in range(TRIES):
@@ -115,7 +118,7 @@ def ask(url: str, molecule: Any) -> tuple[int, Any, float]:
 
 
 def throughput(url: str, molecules: list[Any], clients: int) -> tuple[float, float, list[Any]]:
-    """Requests a second, the 99th percentile of a request (s), and the answers."""
+    """Return requests per second, the 99th percentile of a request's time (s), and the answers."""
     start = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         answers = list(pool.map(lambda one: ask(url, one), molecules))
@@ -139,7 +142,7 @@ def main() -> None:
 
 
 def map_dataset(options: argparse.Namespace) -> None:
-    """Predicts for a dataset in several workers, and compares with one process."""
+    """Predict for a dataset with several workers, and compare with one process."""
     rows = [
         {"number": i, "z": one.z.numpy(), "pos": one.pos.flatten().numpy()}
         for i, one in enumerate(Molecules()[: options.requests])
@@ -153,7 +156,7 @@ def map_dataset(options: argparse.Namespace) -> None:
 
 
 def serve_and_ask(options: argparse.Namespace) -> None:
-    """Serves on this machine and asks as many clients do."""
+    """Serve on this machine, and send requests from many clients."""
     chosen = Molecules()[: min(options.requests, 500)]
     some = [{"z": one.z.tolist(), "pos": one.pos.tolist()} for one in chosen]
     molecules = [some[i % len(some)] for i in range(options.requests)]
@@ -183,7 +186,7 @@ def serve_and_ask(options: argparse.Namespace) -> None:
 
 
 def _wrong(url: str, requests: list[Any]) -> list[Any]:
-    """The answers that are errors, of requests that are asked together; all others must be right."""
+    """Send requests together, and return the answers that are errors."""
     answers = throughput(url, requests, len(requests))[2]
     return [answer for answer in answers if answer[0] != 200]
 

@@ -1,10 +1,10 @@
-"""Train SchNet with the replicas shared by several processes; the losses are those of one process.
+"""Train SchNet with replicas shared by several processes; the losses are the same as with one process.
 
     python examples/several_processes.py
     torchrun --nproc-per-node 2 examples/several_processes.py
 
-Both commands print the same loss for each epoch (MAE, eV), but for rounding. Only the two lines that start and end
-`torch.distributed`, and the one that joins what is printed, know that there may be other processes.
+Both commands print the same loss for each epoch (MAE, eV), except for rounding. Only three lines depend on several
+processes: two start and end `torch.distributed`, and one sums the printed losses.
 """
 
 import argparse
@@ -25,7 +25,7 @@ GAP = Molecules.target_index("gap")
 
 
 class GapModel(nn.Module):
-    """SchNet and the error it is trained on (eV)."""
+    """SchNet with its loss, the mean absolute error (eV)."""
 
     def __init__(self, num_graphs: int, channels: int) -> None:
         super().__init__()
@@ -62,8 +62,8 @@ def train(molecules: int, replicas: int, epochs: int, channels: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--molecules", type=int, default=2000, help="how many of the bundled molecules")
-    parser.add_argument("--replicas", type=int, default=4, help="a multiple of the number of processes")
+    parser.add_argument("--molecules", type=int, default=2000, help="number of bundled molecules")
+    parser.add_argument("--replicas", type=int, default=4, help="replicas; a multiple of the number of processes")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--channels", type=int, default=32)
     arguments = parser.parse_args()

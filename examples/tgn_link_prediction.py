@@ -1,22 +1,22 @@
-"""Predict who meets whom next in a stream of events: TGN on a real temporal network, against popularity.
+"""Predict the next events in a stream of events: TGN on a real temporal network, compared with popularity.
 
     python examples/tgn_link_prediction.py --root data/temporal --name college
 
-The folder holds the files of SNAP, packed with gzip or not: `wikipedia.csv` (JODIE's users who edit pages, with or
-without the features of edits), `CollegeMsg.txt` (private messages) or `soc-sign-bitcoinotc.csv` (ratings). It is
-`temporal` of the folder that POPGEO_SHARED_DATA names, if that is set.
+The folder has the files of SNAP, with or without gzip: `wikipedia.csv` (JODIE's users who edit pages, with or without
+the features of edits), `CollegeMsg.txt` (private messages) or `soc-sign-bitcoinotc.csv` (ratings). The default is
+`temporal` in the folder named by POPGEO_SHARED_DATA, if it is set.
 
-The first 70 % of the events are trained on, the next 15 % choose the epoch, the last 15 % test it; each is to be told
-from the same event with a random destination. In batches of one shape the model predicts the events from what was
-before the batch, and then learns of them: memories, messages and last neighbors are buffers which the compiled step
-writes back. Two baselines see the same: popularity counts the events of the destination before the batch, and
-familiarity says whether this source and this destination have met before (EdgeBank, arXiv:2207.10128).
+The first 70 % of the events are for training, the next 15 % choose the epoch, the last 15 % are for testing. The task
+is to distinguish each event from the same event with a random destination. In batches of one shape, the model predicts
+the batch's events from earlier events, and then learns from the batch: memories, messages and last neighbors are
+buffers that the compiled step updates. Two baselines get the same data: popularity counts earlier events of the
+destination, and familiarity checks for an earlier event of the same pair (EdgeBank, arXiv:2207.10128).
 
-Expected on `college` after the default three epochs, 20 seconds of processor time of one core: on the test events
-AP 0.83 and AUC 0.81, where popularity has 0.77 and 0.80, familiarity 0.76 and 0.78. Longer training overfits. On
+Expect on `college` after the default three epochs, 20 seconds of processor time on one core: AP 0.83 and AUC 0.81 on
+the test events; popularity has 0.77 and 0.80, familiarity 0.76 and 0.78. Longer training overfits. Expect on
 `wikipedia`, without the features of edits, AP 0.968 and AUC 0.965 in two minutes; popularity has 0.59 and 0.52,
-familiarity 0.91 and 0.91 (published with the features: AP 0.985). On `bitcoinotc` every pair rates once, and features
-of single nodes are learned by heart: `--without-nodes` has AP 0.825, the median of the seeds 0 to 4 (0.794 to 0.863),
+familiarity 0.91 and 0.91 (published with the features: AP 0.985). On `bitcoinotc` every pair has one event, and the
+features of single nodes overfit: `--without-nodes` has AP 0.825, the median of the seeds 0 to 4 (0.794 to 0.863),
 popularity 0.776.
 """
 
@@ -39,12 +39,12 @@ from popgeo.ipu import CompiledStep
 from popgeo.nn import TGN, average_precision, binary_cross_entropy, roc_auc
 from popgeo.nn.models.tgn import SINCE
 
-SECONDS = 3600  # of the unit of time: what is faster than an hour is noise to the time encoding
+SECONDS = 3600  # the unit of time: differences below an hour are noise for the time encoding
 FILES = {"wikipedia": "wikipedia.csv", "college": "CollegeMsg.txt", "bitcoinotc": "soc-sign-bitcoinotc.csv"}
 
 
 class Step(nn.Module):
-    """The model and its loss."""
+    """The model with its loss."""
 
     def __init__(self, model: TGN) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class Step(nn.Module):
     def forward(
         self, src: Tensor, dst: Tensor, t: Tensor, msg: Tensor, neg_dst: Tensor, events_mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the events and of the random destinations [num_events], and the loss."""
+        """Return the logits of the events and of the random destinations [num_events], and the loss."""
         met, not_met = self.model(src, dst, t, msg, neg_dst=neg_dst, events_mask=events_mask)
         label = torch.cat([torch.ones_like(met), torch.zeros_like(met)])
         return met, not_met, binary_cross_entropy(torch.cat([met, not_met]), label, events_mask.repeat(2))
 
 
 def read(root: Path, name: str) -> TemporalData:
-    """The events of a network, nodes numbered from 0, the destinations of a bipartite one behind its sources."""
+    """Read the events of a network, with nodes numbered from 0, and destinations after sources if bipartite."""
     path = root / FILES[name]
     packed = path.with_name(f"{path.name}.gz")
     has_header = name == "wikipedia"
@@ -76,14 +76,14 @@ def read(root: Path, name: str) -> TemporalData:
 
 
 def measure(met: Tensor, not_met: Tensor) -> tuple[float, float]:
-    """Average precision and area under the ROC curve."""
+    """Return average precision and area under the ROC curve."""
     score = torch.cat([met, not_met]).double()
     label = torch.cat([torch.ones_like(met), torch.zeros_like(not_met)]).double()
     return float(average_precision(score, label)), float(roc_auc(score, label))
 
 
 def evaluate(step: CompiledStep, loader: FixedSizeEventLoader) -> tuple[float, float]:
-    """What a step makes of events, which it learns of on the way."""
+    """Return the scores of a step on events; the step also updates its memories."""
     scores = []
     for b in loader:
         met, not_met, _ = step(b.src, b.dst, b.t, b.msg, b.neg_dst, b.events_mask)
@@ -92,7 +92,7 @@ def evaluate(step: CompiledStep, loader: FixedSizeEventLoader) -> tuple[float, f
 
 
 def baselines(loaders: list[FixedSizeEventLoader]) -> dict[str, tuple[float, float]]:
-    """What popularity and familiarity make of the last loader's events, after those of the others."""
+    """Return the scores of popularity and familiarity on the last loader's events, given all earlier events."""
     popularity: Counter[int] = Counter()
     pairs: set[tuple[int, int]] = set()
     scores: dict[str, list[tuple[float, float]]] = {"popularity": [], "familiarity": []}
@@ -112,17 +112,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shared = os.environ.get("POPGEO_SHARED_DATA")
     default = Path(shared) / "temporal" if shared else Path("data/temporal")
-    parser.add_argument("--root", type=Path, default=default, help="where the files lie")
+    parser.add_argument("--root", type=Path, default=default, help="folder of the files")
     parser.add_argument("--name", choices=FILES, default="college")
-    parser.add_argument("--channels", type=int, default=64, help="of memories, times and embeddings")
-    parser.add_argument("--neighbors", type=int, default=10, help="last events of a node that attention sees")
-    parser.add_argument("--since", choices=SINCE, default="now", help="what attention knows of time")
-    parser.add_argument("--without-nodes", action="store_true", help="learn no features of single nodes")
+    parser.add_argument("--channels", type=int, default=64, help="channels of memories, times and embeddings")
+    parser.add_argument("--neighbors", type=int, default=10, help="number of a node's last events for attention")
+    parser.add_argument("--since", choices=SINCE, default="now", help="reference time of attention")
+    parser.add_argument("--without-nodes", action="store_true", help="without learned features of single nodes")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=15.0, help="begin no epoch after as much processor time")
-    parser.add_argument("--batch-size", type=int, default=200, help="events of a step")
+    parser.add_argument("--minutes", type=float, default=15.0, help="start no epoch after these processor minutes")
+    parser.add_argument("--batch-size", type=int, default=200, help="events per step")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--events", type=int, help="only the first events")
+    parser.add_argument("--events", type=int, help="number of events to use")
     parser.add_argument("--seed", type=int, default=0)
     choices = parser.parse_args()
     torch.manual_seed(choices.seed)
@@ -150,7 +150,7 @@ def main() -> None:
         learn_nodes=not choices.without_nodes,
     )
     model = Step(network)
-    options = Options(strict=False)  # on this computer a step may need more memory than one IPU has
+    options = Options(strict=False)  # a step may need more memory than one IPU has
     answer = inference_model(model.eval(), options)
     step = training_model(model.train(), options, torch.optim.Adam(model.parameters(), lr=choices.lr))
     start, best, of_test = time.process_time(), 0.0, (0.0, 0.0)
@@ -161,7 +161,7 @@ def main() -> None:
         model.train()
         model.model.reset_state()
         losses = [float(step(b.src, b.dst, b.t, b.msg, b.neg_dst, b.events_mask)[2]) for b in train]
-        model.eval()  # memories take in the messages that wait
+        model.eval()  # applies pending messages to the memories
         ap, auc = evaluate(answer, valid)
         after = evaluate(answer, test)
         if ap > best:

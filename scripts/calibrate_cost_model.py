@@ -1,8 +1,8 @@
-"""Fits the constants of `popgeo.ipu.cost.calibration.Calibration` to published measurements of a Bow IPU.
+"""Fit the constants of `popgeo.ipu.cost.calibration.Calibration` to published measurements of a Bow IPU.
 
-Each family's constants are fitted to few of its points, drawn by a seed, so that the sum of relative errors is least
-and no constant is negative; the errors that are printed are those on all other points. Families are fitted in turn,
-each on top of the constants found before, because the last one, a SchNet block, is made of all the others.
+Each family's constants are fitted to a few of its points, drawn by a seed. They minimise the sum of relative errors,
+and no constant is negative. The printed errors are the errors on all other points. Families are fitted in turn, each
+with the earlier constants fixed, because the last family, a SchNet block, consists of all the others.
 """
 
 import argparse
@@ -30,8 +30,10 @@ ROUNDS, FLOOR = 30, 0.02
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=published.SEED, help="draws the points (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=published.FOLDER, help="of the published points")
+    parser.add_argument(
+        "--seed", type=int, default=published.SEED, help="seed for drawing the points (default: %(default)s)"
+    )
+    parser.add_argument("--folder", type=Path, default=published.FOLDER, help="folder of the published points")
     arguments = parser.parse_args()
     found = Calibration()
     for family in PREFIXES:
@@ -41,7 +43,7 @@ def main() -> None:
 
 
 def calibrate(folder: Path, family: str, seed: int, known: Calibration) -> tuple[Calibration, str]:
-    """The constants of one family for one draw of points, on top of the others', and the errors elsewhere in words."""
+    """Return the calibration with one family fitted to a draw of points, and the errors elsewhere in words."""
     fitted, others = published.split(family, published.points(folder, family), seed)
     names = [name for name in CONSTANTS if name.startswith(PREFIXES[family])]
     values = fit(*linear_terms(fitted, names, known))
@@ -55,11 +57,11 @@ def calibrate(folder: Path, family: str, seed: int, known: Calibration) -> tuple
 
 
 def fit(features: np.ndarray, rest: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """Factors >= 0 of the features with the least sum of relative errors, by reweighted least squares.
+    """Return factors >= 0 of the features with the smallest sum of relative errors, by reweighted least squares.
 
     Args:
         features: Cycles that each factor multiplies. [points, constants]
-        rest: Cycles that depend on none of them. [points]
+        rest: Cycles that depend on no factor. [points]
         measured: Published cycles. [points]
 
     Example:
@@ -78,7 +80,7 @@ def fit(features: np.ndarray, rest: np.ndarray, measured: np.ndarray) -> np.ndar
 def linear_terms(
     chosen: Sequence[published.Point], names: Sequence[str], known: Calibration
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What each constant multiplies in the cycles of each point, what is left without them, and the measurements."""
+    """Return each constant's coefficient in each point's cycles, the remaining cycles, and the measurements."""
     captured = graphs(chosen)
     without = dataclasses.replace(known, **dict.fromkeys(names, 0.0))
     rest = np.array([cycles(graph, without) for graph in captured])

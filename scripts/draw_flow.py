@@ -1,9 +1,9 @@
-"""Draws docs/pictures/flow.svg: what fixed sizes, padding and packing do to batches, and where the batches go.
+"""Draw docs/pictures/flow.svg: batches with fixed sizes, padding and packing, and their way through popgeo.
 
     python scripts/draw_flow.py
 
-The bars are batches of the bundled molecules as the loaders make them. flow_phone.svg has the bars alone for narrow
-screens, one panel below the other. The pictures are written as text, so that the same molecules give the same files.
+The bars are the loaders' batches of the bundled molecules. flow_phone.svg has only the bars, one panel below the other,
+for narrow screens. The pictures are written as text, so that the same molecules give the same files.
 """
 
 import argparse
@@ -25,13 +25,13 @@ NUM_BARS = 9
 WIDTH, MARGIN = 960, 20
 PHONE_WIDTH, PHONE_MARGIN, PHONE_BARS = 400, 8, 5
 BAR_HEIGHT, BAR_STEP = 12, 16
-LIGHT, DARK = "#56b4e9", "#0173b2"  # of a palette that colour-blind readers tell apart
+LIGHT, DARK = "#56b4e9", "#0173b2"  # from a palette for colour-blind readers
 EDGE, PADDING, TEXT, QUIET = "#de8f05", "#d9d9d9", "#222222", "#666666"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Batches of one loader: the nodes of each real graph of each batch, and the slots of a batch, if it has any."""
+    """Batches of one loader: the nodes of each real graph by batch, and the slots of a batch of fixed size."""
 
     title: str
     note: str
@@ -40,7 +40,7 @@ class Panel:
 
 
 def panels() -> list[Panel]:
-    """The same molecules in PyG's batches, padded to the largest, and packed."""
+    """Return panels of the same molecules in PyG's batches, padded to the largest, and packed."""
     molecules = Molecules()[:NUM_MOLECULES]
     torch.manual_seed(0)
     ordinary = list(DataLoader(molecules, BATCH_SIZE, shuffle=True))
@@ -70,24 +70,24 @@ def panels() -> list[Panel]:
 
 
 def sizes_of(loader: FixedSizeDataLoader, index: int) -> list[int]:
-    """Nodes of each real graph of one batch."""
+    """Return the nodes of each real graph of a batch."""
     source = loader.source
-    assert isinstance(source, FlatSource)  # the dataset lies in memory
+    assert isinstance(source, FlatSource)  # the dataset is in memory
     return np.asarray(source.store.sizes)[loader.plan()[index], 0].tolist()
 
 
 def rectangle(x: float, y: float, width: float, height: float, fill: str, more: str = "") -> str:
-    """One rectangle."""
+    """Return a rectangle."""
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"{more}/>'
 
 
 def text(x: float, y: float, words: str, size: float = 13, fill: str = TEXT, more: str = "") -> str:
-    """One line of text."""
+    """Return a line of text."""
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{fill}"{more}>{words}</text>'
 
 
 def draw_panel(panel: Panel, x: float, y: float, scale: float, num_bars: int = NUM_BARS) -> Iterator[str]:
-    """A bar for each batch, cut into its graphs; padding is grey."""
+    """Yield the bars of a panel, one per batch, with a segment per graph and grey padding."""
     yield text(x, y, panel.title, more=' font-weight="bold"')
     yield text(x, y + 17, panel.note, 12, QUIET)
     for row, sizes in enumerate(panel.batches[:num_bars]):
@@ -100,7 +100,7 @@ def draw_panel(panel: Panel, x: float, y: float, scale: float, num_bars: int = N
 
 
 def draw_flow(y: float) -> Iterator[str]:
-    """The way from a dataset to new weights."""
+    """Yield the boxes and arrows from a dataset to new weights."""
     steps = (
         ("PyG dataset", "graphs of any size"),
         ("packs", "which share a batch"),
@@ -122,14 +122,14 @@ def draw_flow(y: float) -> Iterator[str]:
 
 
 def draw() -> dict[str, str]:
-    """Each picture as SVG, by the name of its file."""
+    """Return each picture as SVG, by file name."""
     found = panels()
     longest = [panel.slots or max(map(sum, panel.batches)) for panel in found]
     return {"flow.svg": draw_wide(found, longest), "flow_phone.svg": draw_for_phone(found, longest)}
 
 
 def draw_wide(found: Sequence[Panel], longest: Sequence[int]) -> str:
-    """The way of the batches, and below it the panels next to each other."""
+    """Return the boxes and arrows, with the panels side by side below them."""
     gap = 36
     scale = (WIDTH - 2 * MARGIN - gap * (len(found) - 1)) / sum(longest)
     parts, x = list(draw_flow(16)), float(MARGIN)
@@ -140,7 +140,7 @@ def draw_wide(found: Sequence[Panel], longest: Sequence[int]) -> str:
 
 
 def draw_for_phone(found: Sequence[Panel], longest: Sequence[int]) -> str:
-    """The panels below each other, each with a few bars."""
+    """Return the panels one below the other, each with a few bars."""
     scale = (PHONE_WIDTH - 2 * PHONE_MARGIN) / max(longest)
     step = 28 + PHONE_BARS * BAR_STEP + 24
     parts = [
@@ -152,7 +152,7 @@ def draw_for_phone(found: Sequence[Panel], longest: Sequence[int]) -> str:
 
 
 def as_svg(parts: Iterable[str], width: int, height: int, margin: int) -> str:
-    """Shapes as a picture, with the line that explains bars and colours at its lower edge."""
+    """Return the picture of the shapes, with a caption at its lower edge."""
     caption = text(margin, height - 10, "A bar is a batch, a segment a molecule, grey is padding.", 11, QUIET)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" role="img">'
@@ -164,7 +164,7 @@ def as_svg(parts: Iterable[str], width: int, height: int, margin: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=PICTURES, help="the folder of the pictures")
+    parser.add_argument("--out", type=Path, default=PICTURES, help="folder for the pictures")
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     for name, picture in draw().items():

@@ -1,4 +1,4 @@
-"""Draws docs/pictures/layers.svg: the folders of popgeo, each above those that it imports from.
+"""Draw docs/pictures/layers.svg: the folders of popgeo, each above the folders that it imports from.
 
     python scripts/draw_layers.py
 
@@ -35,7 +35,7 @@ WIDTH, HEIGHT, GAP, STEP, MARGIN = 176, 46, 16, 96, 20
 
 
 def arrows() -> dict[str, set[str]]:
-    """For each folder of the package the folders that its files import from, in whatever block."""
+    """Return for each folder of the package the folders that its files import from, anywhere in the code."""
     found: dict[str, set[str]] = {folder: set() for folder in ABOUT}
     for folder in ABOUT:
         for path in (PACKAGE / folder).rglob("*.py"):
@@ -50,7 +50,7 @@ def arrows() -> dict[str, set[str]]:
 
 
 def floors(graph: dict[str, set[str]]) -> dict[str, int]:
-    """How many floors are below each folder: one more than below the highest folder that it imports from."""
+    """Return the floor of each folder: one above the highest folder that it imports from."""
     height: dict[str, int] = {}
     while len(height) < len(graph):
         ready = [folder for folder in graph if folder not in height and graph[folder] <= {*height}]
@@ -61,7 +61,7 @@ def floors(graph: dict[str, set[str]]) -> dict[str, int]:
 
 
 def draw() -> str:
-    """The picture as SVG; of arrows that follow from others only the longer way is drawn."""
+    """Return the picture as SVG, without arrows that a longer way of arrows implies."""
     graph = arrows()
     height = floors(graph)
     rows = [[folder for folder in ABOUT if height[folder] == floor] for floor in range(max(height.values()), -1, -1)]

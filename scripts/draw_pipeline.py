@@ -1,8 +1,8 @@
-"""Draws docs/pictures/pipeline.svg: the timeline of a pipeline, as `plan.plot()` has it.
+"""Draw docs/pictures/pipeline.svg: the timeline of a pipeline from `plan.plot()`.
 
     python scripts/draw_pipeline.py
 
-To be run again when what a plan costs, or how its timeline is drawn, has changed.
+Run it again after the cost of a plan or the drawing of its timeline changes.
 """
 
 import io
@@ -18,7 +18,7 @@ PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "pipeli
 
 
 class Layers(nn.Module):
-    """Alike layers and a loss."""
+    """Equal layers and a loss."""
 
     def __init__(self, width: int, number: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Layers(nn.Module):
 
 
 def draw() -> str:
-    """The picture as SVG."""
+    """Return the picture as SVG."""
     with torch.device("meta"):
         model = Layers(2048, 8)
     options = ipu.Options(gradient_accumulation=64)

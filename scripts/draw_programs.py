@@ -1,4 +1,4 @@
-"""Draws programs at random: models of a few statements, as source that anybody can run, and what happens round them."""
+"""Draw random programs: models of a few statements as runnable source, with events around the steps."""
 
 import random
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# What a program's source begins with; a table of operations is read only where a statement names one.
+# The beginning of each program's source.
 HEADER = '''
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 def values(seed, shape, dtype=torch.float32):
-    """Numbers between -2 and 2 that keep away from 0 and from each other."""
+    """Return distinct numbers between -2 and 2 with a distance from 0."""
     count = max(torch.Size(shape).numel(), 1)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     spread = ((order + 0.37) / count * 2 - 1).reshape(shape)
@@ -26,7 +26,7 @@ def values(seed, shape, dtype=torch.float32):
     return (spread + 0.2 * spread.sign()).to(dtype)
 
 def total(tensor):
-    """A sum in which each element counts differently; of real and imaginary parts too."""
+    """Return a sum with different weights for elements, and for real and imaginary parts."""
     if tensor.is_complex():
         return total(tensor.real) + 0.7 * total(tensor.imag)
     if not tensor.is_floating_point():
@@ -35,13 +35,13 @@ def total(tensor):
     return (torch.tanh(flat) * torch.linspace(0.5, 1.5, flat.numel())).mean()
 
 def seeded(draw, seed):
-    """What is drawn from a seed of its own, after which the numbers continue as before."""
+    """Draw with a separate seed; the stream of random numbers is unchanged afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return draw()
 
 class Following(torch.optim.SGD):
-    """Keeps its progress in the groups and looks at a whole group at once."""
+    """An optimizer that keeps its progress in the groups and reads a whole group at once."""
     def step(self, closure=None):
         for group in self.param_groups:
             group["d"] = group.get("d", 1.0) * 1.3
@@ -50,7 +50,7 @@ class Following(torch.optim.SGD):
         return super().step(closure)
 '''
 
-# `{f}` represents a real tensor, `{c}` for a complex one, `{m}` for a mask, `{i}` for whole numbers, `{a}` for any.
+# `{f}` is a real tensor, `{c}` a complex tensor, `{m}` a mask, `{i}` whole numbers, `{a}` a real or complex tensor.
 _ELEMENTS = """{f}.sin() {f}.exp().log1p() {f}.tanh() {f}.sigmoid() {f}.square() {f}.abs() {f}.relu() {f}.sgn()
 {f}.neg() F.gelu({f}) F.silu({f}) F.softplus({f}) F.leaky_relu({f},0.1) F.elu({f}) {f}.clamp(-0.7,0.9) {f}.cos()
 {f}.atan() {f}.erf() ({f}.abs()+0.5).sqrt() ({f}.abs()+0.5).rsqrt() ({f}.abs()+1).reciprocal() ({f}.abs()+1).log()
@@ -131,7 +131,7 @@ class Model(nn.Module):
         return (loss{results})
 
 def run(compile=None, nudge=0.0):
-    # Three calls in eager code, or of what compile(model, optimizer) makes: all that they return, leave and change.
+    # Call the model, or compile(model, optimizer), three times; return all outputs, inputs and states.
     torch.manual_seed(5)
     model, seen = Model(), []
     optimizer = {optimizer}
@@ -164,14 +164,14 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Program:
-    """A model of a few statements, and what happens round it.
+    """A model of a few statements, and the events around its steps.
 
     Attributes:
-        statements: Lines of its forward pass.
-        results: The names that it returns next to the loss.
-        optimizer: What trains it; None for a forward pass alone.
-        before: Done before the step is compiled.
-        after: Done after the first call.
+        statements: Lines of the forward pass.
+        results: Names of the values returned with the loss.
+        optimizer: Expression of the optimizer; "None" for a forward pass only.
+        before: Statement before the step is compiled.
+        after: Statement after the first call.
     """
 
     statements: tuple[str, ...]
@@ -182,7 +182,7 @@ class Program:
 
     @property
     def source(self) -> str:
-        """The model and `run(compile)`, as a script of its own."""
+        """Return the model and `run(compile)` as a complete script."""
         return HEADER + _MODEL.format(
             body="\n        ".join(self.statements) or "pass",
             parts=", ".join(f"total({name})" for name in (*self.results, "self.w0", "self.w1")),
@@ -191,7 +191,7 @@ class Program:
         )  # fmt: skip
 
     def smaller(self) -> list["Program"]:
-        """The same program without one of its parts, or with an input in the place of what a statement makes."""
+        """Return the programs without one part, or with an input in place of a statement's result."""
         found = [replace(self, before="pass"), replace(self, after="pass")]
         found += [replace(self, results=tuple(name for name in self.results if name != gone)) for gone in self.results]
         for index, line in enumerate(self.statements):
@@ -207,11 +207,11 @@ STARTS = ("x * self.w0", "z * self.w1", "mask", "index")
 
 
 def draw(seed: int, situations: bool = True) -> Program:
-    """A program of three to twelve statements, each of which runs in eager code.
+    """Draw a program of a few statements that all run in eager code.
 
     Args:
-        seed: Decides all of it.
-        situations: Draw also what happens round the program, such as hooks, and changes between two calls.
+        seed: Seed of all random choices.
+        situations: Whether to draw events around the steps, such as hooks and changes between two calls.
     """
     chance, env = random.Random(seed), dict[str, Any]()
     exec(Program(()).source, env)
@@ -240,7 +240,7 @@ def draw(seed: int, situations: bool = True) -> Program:
 
 
 def _statement(chance: random.Random, scope: Mapping[str, Any], number: int) -> str | None:
-    """A form with tensors of the right kind in it; None if there is none of that kind."""
+    """Draw a statement with tensors of the right kinds; None if a kind is missing."""
     kind, form = chance.choice(FORMS)
     names: dict[str, list[str]] = {"f": [], "c": [], "m": [], "i": [], "a": []}
     for name, tensor in scope.items():
@@ -259,7 +259,7 @@ def _statement(chance: random.Random, scope: Mapping[str, Any], number: int) -> 
 
 
 def _runs(line: str, env: dict[str, Any], scope: dict[str, Any]) -> bool:
-    """Whether a statement runs and leaves tensors that a small program may hold; the scope is then that after it."""
+    """Run a statement in the scope; return False, and keep the scope, if it raises or leaves unsuitable tensors."""
     tried = {name: value for name, value in scope.items() if name != "_"}
     try:
         exec(line, env | tried, tried)

@@ -1,4 +1,4 @@
-"""Faults that can be put into a file of Python: what each changes, and the file's code with one of them in it."""
+"""Faults for mutation tests: the possible changes of a Python file, and its code with a change."""
 
 import ast
 import copy
@@ -10,9 +10,15 @@ PAIRS = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
 SWAPPED = ((ast.Add, ast.Sub), (ast.Sub, ast.Add), (ast.Mult, ast.FloorDiv), (ast.FloorDiv, ast.Mult))
 ARITHMETIC = dict(SWAPPED) | {ast.Div: ast.Mult, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult}
-NOT_BEHAVIOUR = ("annotation", "returns", "decorator_list")  # fields of a node
-HOW_THINGS_LOOK = ("__repr__", "_repr_html_", "describe")  # functions, whose texts have tests of their own
-ONLY_CHECKED_OR_SHOWN = ("strict", "repr", "stacklevel", "progress_bar", "show_progress")  # arguments
+NOT_BEHAVIOUR = ("annotation", "returns", "decorator_list")  # fields of a node without effect on behaviour
+HOW_THINGS_LOOK = ("__repr__", "_repr_html_", "describe")  # functions with their own tests of texts
+ONLY_CHECKED_OR_SHOWN = (
+    "strict",
+    "repr",
+    "stacklevel",
+    "progress_bar",
+    "show_progress",
+)  # arguments without effect on results
 
 
 @dataclass(frozen=True)
@@ -20,27 +26,27 @@ class Fault:
     """One change of one node of a file."""
 
     path: Path
-    place: int  # which of the nodes that `behaviour` finds in the file
+    place: int  # index of the node among the nodes that `behaviour` finds in the file
     line: int
-    function: str  # the innermost one round it, as Python calls it (`Batch.to.<locals>.move`); empty outside of any
+    function: str  # qualified name of the innermost function (`Batch.to.<locals>.move`); empty outside functions
     before: str
     after: str
 
 
 def faults_of(path: Path) -> list[Fault]:
-    """Every fault that `change` knows for the file."""
+    """Return every fault that `change` makes in the file."""
     found = []
     for place, (node, function) in enumerate(behaviour(ast.parse(path.read_text()))):
         changed = change(node)
         if changed is not None:
             before, after = (ast.unparse(part).partition("\n")[0] for part in (node, changed))
-            if before != after:  # the changed part may stand below the first line
+            if before != after:  # the changed part may be below the first line
                 found.append(Fault(path, place, node.lineno, function, before, after))
     return found
 
 
 def code_with(fault: Fault) -> ast.Module:
-    """The file's syntax tree with the fault in it."""
+    """Return the file's syntax tree with the fault."""
     tree = ast.parse(fault.path.read_text())
     target = [node for node, _ in behaviour(tree)][fault.place]
     changed = change(target)
@@ -55,9 +61,9 @@ def code_with(fault: Fault) -> ast.Module:
 
 
 def behaviour(node: ast.AST, within: str = "", function: str = "") -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Every expression and statement below a node that says what the code does, and the function that it is in.
+    """Yield every expression and statement below a node that affects behaviour, and its function.
 
-    Qualified names of functions below begin with `within`; `function` is the innermost one so far.
+    Qualified names of functions below the node begin with `within`; `function` is the innermost function so far.
     """
     for field, value in ast.iter_fields(node):
         inside, inner = within, function
@@ -73,14 +79,14 @@ def behaviour(node: ast.AST, within: str = "", function: str = "") -> Iterator[t
 
 
 def change(node: ast.AST) -> ast.expr | ast.stmt | None:
-    """The node with its fault, or None if there is nothing to change."""
+    """Return the changed node, or None if there is nothing to change."""
     changed = copy.deepcopy(node)
     match changed:
         case ast.Compare(ops=[operation, *_]) if type(operation) in COMPARISONS:
             changed.ops[0] = COMPARISONS[type(operation)]()
         case ast.BinOp(left=left, op=operation, right=right) if type(operation) in ARITHMETIC:
             if any(isinstance(getattr(side, "value", None), str) for side in (left, right)):
-                return None  # text that is put together
+                return None  # concatenated text
             changed.op = ARITHMETIC[type(operation)]()
         case ast.BoolOp(op=operation):
             changed.op = ast.Or() if isinstance(operation, ast.And) else ast.And()
@@ -100,8 +106,8 @@ def change(node: ast.AST) -> ast.expr | ast.stmt | None:
 
 
 def _is_silent(node: ast.AST) -> bool:
-    """Whether nothing in a node changes what the code does."""
+    """Check whether a node has no effect on behaviour."""
     if isinstance(node, ast.keyword):
         return node.arg in ONLY_CHECKED_OR_SHOWN
     looks = isinstance(node, ast.FunctionDef) and node.name in HOW_THINGS_LOOK
-    return looks or isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert)  # words, and what cannot happen
+    return looks or isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert)  # messages, and impossible cases

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Damages files of every kind that popgeo reads, and counts how reading them ends.
+"""Damage files of every kind that popgeo reads, and count the outcomes of reading them.
 
     python scripts/fuzz_files.py --minutes 10 [--seed 0] [--kinds store report]
     python scripts/fuzz_files.py --cases 300
 
-Cases run in a child process, so that a crash is counted and not suffered. A case ends right (as the whole file does),
-in a clear error (a ValueError, or a file that is missing), in an unclear one, wrong silently, in a crash, or not
-within a minute; and it must neither start a program nor write to a file outside of its folder. What is none of the
-first two is printed with what shows it again: `--seed S --only N`. The exit status says whether there was any.
+Cases run in a child process, so that a crash ends only the child. A case ends right (same result as the whole file), in
+a clear error (a ValueError, or a missing file), in an unclear error, wrong silently, in a crash, or not within a
+minute. It must not start a program or write to a file outside of its folder. Every case except right and clear is
+printed with the arguments that repeat it: `--seed S --only N`. The exit status is 1 if there was such a case.
 """
 
 import argparse
@@ -32,13 +32,13 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 OUTCOMES = ("right", "clear", "unclear", "wrong", "touched", "crash", "endless")
-SECONDS, MEMORY = 60, 2 << 30  # of one case
+SECONDS, MEMORY = 60, 2 << 30  # seconds and bytes per case
 STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect", "pty.spawn")
 
 
 def work(args: argparse.Namespace) -> None:
-    """The child: runs the cases whose numbers come in, and prints the outcome of each as a line of JSON."""
-    import torch  # which the parent does not need
+    """Run the cases with the numbers from standard input, and print each outcome as a line of JSON: the child."""
+    import torch  # not needed by the parent
 
     from tests.fuzz.damage_files import damage
     from tests.fuzz.file_formats import FORMATS
@@ -85,7 +85,7 @@ def work(args: argparse.Namespace) -> None:
         try:
             given = form.use(folder)
             if given != whole[kind][1] and how != "field" and not form.differs:
-                outcome, why = "wrong", "other results than the whole file's"
+                outcome, why = "wrong", "the results differ from the whole file's"
         except AssertionError as error:
             outcome, why = "wrong", str(error)
         except (ValueError, FileNotFoundError) as error:
@@ -101,7 +101,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 def _address_space() -> int:
-    """Bytes that this process has mapped, where the system says it."""
+    """Return the bytes mapped by this process; 0 if the system does not report them."""
     try:
         return resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -132,7 +132,7 @@ class Child:
         self.lines.put("")
 
     def run(self, number: int) -> list[Any]:
-        """What became of a case; a child that it ended can run no other."""
+        """Run a case and return its outcome; after a crash or a timeout, the child cannot run another case."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{number}\n")
         self.process.stdin.flush()
@@ -149,7 +149,7 @@ class Child:
 
 
 def fuzz(args: argparse.Namespace) -> Counter[tuple[str, str]]:
-    """Runs cases until the time is over, or that many have run; returns how many of each kind ended how."""
+    """Run cases for `args.minutes` or `args.cases` cases; return the number of each outcome by kind."""
     counts: Counter[tuple[str, str]] = Counter()
     end, numbers = time.monotonic() + 60 * args.minutes, iter(range(args.cases or 10**9))
     child = Child(args)
@@ -172,11 +172,11 @@ def fuzz(args: argparse.Namespace) -> Counter[tuple[str, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long, where --cases does not say how many")
-    parser.add_argument("--cases", type=int, default=0, help="how many")
-    parser.add_argument("--seed", default="0", help="what is drawn is drawn from this")
-    parser.add_argument("--kinds", nargs="+", help="only these kinds of files")
-    parser.add_argument("--only", type=int, help="the number of the one case to run")
+    parser.add_argument("--minutes", type=float, default=1.0, help="run time without --cases (default: %(default)s)")
+    parser.add_argument("--cases", type=int, default=0, help="number of cases")
+    parser.add_argument("--seed", default="0", help="seed of all random choices")
+    parser.add_argument("--kinds", nargs="+", help="kinds of files (default: all)")
+    parser.add_argument("--only", type=int, help="number of the only case to run")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--home", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Runs programs drawn at random in eager code and compiled, and prints those that differ, as small as they get.
+"""Run random programs in eager code and compiled, and print the programs with different results, made small.
 
     python scripts/fuzz_steps.py --minutes 60
-    python scripts/fuzz_steps.py --seed 17        # one program again
-    python scripts/fuzz_steps.py --table          # every operation of torch's own table, alone
+    python scripts/fuzz_steps.py --seed 17        # repeats one program
+    python scripts/fuzz_steps.py --table          # every operation of torch's own table, one by one
 
-A refusal by `ValueError` is an answer, as long as it says what to do; everything else that is not what eager code gives
-is printed as a script. Programs whose results a change of the inputs by a millionth turns over are left out.
+A `ValueError` counts as a refusal and is allowed. Any other difference from eager code is printed as a script. Programs
+with results that change much if the inputs change by a millionth are left out.
 """
 
 import argparse
@@ -34,7 +34,7 @@ EQUAL, REFUSED, DELICATE, FAILED = "equal", "refused", "left out", "failed"
 
 
 def verdict(program: Program) -> tuple[str, str]:
-    """Whether a program compiled gives what it gives in eager code, and what is wrong if not."""
+    """Compare a compiled program with eager code; return the kind of outcome and the reason."""
     env: dict[str, Any] = {"__name__": "drawn"}
     try:
         exec(program.source, env)
@@ -54,7 +54,7 @@ def verdict(program: Program) -> tuple[str, str]:
 
 
 def alike(expected: list[Tensor], made: list[Tensor], tolerance: float) -> bool:
-    """Whether two runs have returned and left the same."""
+    """Check whether two runs have the same outputs and states."""
     return len(expected) == len(made) and all(_same(*both, tolerance) for both in zip(expected, made, strict=True))
 
 
@@ -70,13 +70,13 @@ def _same(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def differences(expected: list[Tensor], made: list[Tensor]) -> str:
-    """Which of what two runs have left differs."""
+    """List the values that differ between two runs."""
     numbers = [str(n) for n, (a, b) in enumerate(zip(expected, made, strict=False)) if not _same(a, b, 2e-3)]
     return f"{', '.join(numbers)} of {len(expected)} differ"
 
 
 def shrink(program: Program, seconds: float = 60.0) -> Program:
-    """A program as small as it gets that still fails."""
+    """Reduce a failing program as far as possible."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         smaller = next((one for one in program.smaller() if verdict(one)[0] == FAILED), None)
@@ -90,7 +90,7 @@ Counts = collections.Counter[str]
 
 
 def failures(seeds: Iterator[int], seconds: float, counts: Counts, situations: bool = True) -> Iterator[str]:
-    """The programs of these seeds that fail, made small, as scripts."""
+    """Yield the failing programs of the seeds, made small, as scripts."""
     ends = time.monotonic() + seconds
     for seed in seeds:
         if time.monotonic() > ends:
@@ -104,13 +104,15 @@ def failures(seeds: Iterator[int], seconds: float, counts: Counts, situations: b
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Looks for as long as it is told, and says how many programs of each kind there were."""
+    """Search for failing programs, and print the number of programs of each kind."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, help="one program alone")
-    parser.add_argument("--first", type=int, default=0, help="the seed to begin with")
-    parser.add_argument("--alone", action="store_true", help="draw nothing that happens round a program")
-    parser.add_argument("--table", metavar="DTYPE", help="torch's table of operations instead, such as complex64")
+    parser.add_argument("--seed", type=int, help="seed of the only program to run")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--alone", action="store_true", help="draw no events around the steps")
+    parser.add_argument(
+        "--table", metavar="DTYPE", help="run torch's table of operations with this dtype, such as complex64, instead"
+    )
     chosen = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -127,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def table_failures(dtype: torch.dtype, seconds: float, counts: Counts) -> Iterator[str]:
-    """The operations of torch's own table that, compiled alone, give other results or gradients than in eager code."""
+    """Yield the operations of torch's table with different results or gradients if compiled."""
     sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
     from torch.testing._internal.common_methods_invocations import op_db  # seconds to import
 
@@ -145,7 +147,7 @@ def table_failures(dtype: torch.dtype, seconds: float, counts: Counts) -> Iterat
 
 
 class Sample(nn.Module):
-    """One operation; of its arguments those that need a gradient are parameters, other tensors come with the call."""
+    """One operation. Arguments with a gradient are parameters, other tensors are arguments of the call."""
 
     def __init__(self, function: Any, arguments: Any, trains: bool) -> None:
         super().__init__()
@@ -174,7 +176,7 @@ def _weighed(tensor: Tensor) -> Tensor:
 
 
 def sample_verdict(model: Sample, trains: bool) -> tuple[str, str]:
-    """As `verdict`, of one operation."""
+    """Return the verdict of one operation, as `verdict`."""
     given, weights = [t.clone() for t in model.given], [w.detach().clone() for w in model.weights]
     try:
         made = model(*given)

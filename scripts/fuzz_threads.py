@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Uses steps, loaders, kernels and kept steps from several threads at once, with Ctrl-C at random moments, and counts.
+"""Use steps, loaders, kernels and kept steps from several threads, with Ctrl-C at random moments, and count outcomes.
 
     python scripts/fuzz_threads.py --minutes 10 [--seed 0] [--kinds loader interrupt]
     python scripts/fuzz_threads.py --cases 40
 
-Each case draws what is shared, how many threads share it and when they are interrupted. It ends right where each thread
-had the results that it has alone, or in a clear error (a ValueError); after it no thread may be left, and torch's own
-random numbers are those from before. What ends otherwise is printed with what shows it again: `--seed S --only N`.
-The exit status says whether there was any; a case of more than a minute prints where its threads are and ends all.
+Each case draws the shared object, the number of threads and the moments of interrupts. A case ends right if each thread
+had the same results as without other threads, or clear with a ValueError. Afterwards no thread may be left, and the
+state of torch's random numbers must be unchanged. Other outcomes are printed with the arguments that repeat them:
+`--seed S --only N`. The exit status is 1 if there were any. A case of more than a minute prints the stack of each
+thread and ends the program.
 """
 
 import argparse
@@ -39,18 +40,18 @@ from tests.support.graphs import graph
 
 OUTCOMES = ("right", "clear", "unclear", "wrong", "thread left", "generator")
 SECONDS = 60
-PATIENCE = 5.0  # seconds until a thread that is ending must have ended
+PATIENCE = 5.0  # seconds for a thread to end
 GRAPHS = [graph(n % 7 + 1, 2 * n % 11 + 1, seed=n) for n in range(60)]
 
-GraphWork = Callable[[int], bool]  # of the thread of this number: whether its results are right
+GraphWork = Callable[[int], bool]  # thread number -> whether its results are right
 
 
 class Wrong(Exception):
-    """A thread had other results than alone."""
+    """Raised when a thread's results differ from its results without other threads."""
 
 
 class Net(nn.Module):
-    """Long enough for another thread to come in between; its weights are the same each time."""
+    """A model that is slow enough to be interrupted by another thread; its weights are always the same."""
 
     def __init__(self, *, draws: bool = False) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class Net(nn.Module):
 
 
 class Total(nn.Module):
-    """Its gradient is what it is given, whatever its weights are."""
+    """A model with a gradient equal to its input, for any weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,13 +78,13 @@ class Total(nn.Module):
 
 
 def in_threads(work: GraphWork, number: int) -> None:
-    """Runs the work in that many threads, and raises what one of them raised."""
+    """Run the work in `number` threads; raise an exception of a thread again."""
     failed: list[BaseException] = []
 
     def run(index: int) -> None:
         try:
             if not work(index):
-                raise Wrong(f"thread {index} had other results than alone")
+                raise Wrong(f"thread {index} had different results than without other threads")
         except BaseException as error:
             failed.append(error)
 
@@ -98,14 +99,14 @@ def in_threads(work: GraphWork, number: int) -> None:
 
 @contextmanager
 def alarms(draw: random.Random, longest: float) -> Iterator[Callable[[], None]]:
-    """Gives a function that sets off a Ctrl-C some moments later; none comes once the block has been left."""
+    """Yield a function that triggers a Ctrl-C a few moments later; no Ctrl-C arrives after the block."""
 
     def interrupt(*of_the_signal: object) -> None:
         raise KeyboardInterrupt
 
     handler = signal.signal(signal.SIGALRM, interrupt)
     try:
-        # Again after a second: Python drops an exception that comes while a finalizer runs.
+        # Repeat it after a second, since Python drops an exception raised while a finalizer runs.
         yield lambda: signal.setitimer(signal.ITIMER_REAL, draw.uniform(2e-5, longest), 1.0) and None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -113,7 +114,7 @@ def alarms(draw: random.Random, longest: float) -> Iterator[Callable[[], None]]:
 
 
 def forward(draw: random.Random, folder: Path) -> None:
-    """Threads share a compiled forward pass."""
+    """Share a compiled forward pass between threads."""
     model = Net()
     compiles: Any = draw.choice([compile_forward, inference_model])
     step = compiles(model)
@@ -124,7 +125,7 @@ def forward(draw: random.Random, folder: Path) -> None:
 
 
 def training(draw: random.Random, folder: Path) -> None:
-    """Threads share a training step, whose updates add up in any order."""
+    """Share a training step between threads; the sum of its updates does not depend on their order."""
     model = Total()
     step = compile_step(model, torch.optim.SGD(model.parameters(), lr=1.0))
     number, times = draw.randint(2, 4), draw.randint(5, 40)
@@ -140,13 +141,13 @@ def training(draw: random.Random, folder: Path) -> None:
 
 
 def loader(draw: random.Random, folder: Path) -> None:
-    """Threads share a loader, over memory or over a store whose blocks are compared as they are first used."""
+    """Share a loader between threads, over memory or over a store that checks each block at its first use."""
     data: Any = GRAPHS if draw.random() < 0.5 else store(draw, folder)
     shared = FixedSizeDataLoader(data, batch_size=draw.choice([2, 5, 9]), background=draw.random() < 0.5)
     expected = batches(shared)
 
     def work(index: int) -> bool:
-        if index == 1:  # leaves in the middle
+        if index == 1:  # stops after the first batch
             next(iter(shared))
             return True
         return same(batches(shared), expected)
@@ -155,19 +156,19 @@ def loader(draw: random.Random, folder: Path) -> None:
 
 
 def store(draw: random.Random, folder: Path) -> FlatStore:
-    """Written again, so that none of its blocks has been compared yet."""
+    """Write a new store, so that no block has been checked yet."""
     return write(GRAPHS, folder / f"store-{draw.random()}", progress_bar=False)
 
 
 def batches(shared: Any) -> list[list[Tensor]]:
-    """Copies of what an epoch gives."""
+    """Return copies of an epoch's batches."""
     return [
         [part.clone() for _, part in sorted(batch.to_dict().items()) if isinstance(part, Tensor)] for batch in shared
     ]
 
 
 def same(ones: list[list[Tensor]], others: list[list[Tensor]]) -> bool:
-    """Whether two epochs are equal, bit by bit."""
+    """Check whether two epochs are equal, bit by bit."""
     if [len(one) for one in ones] != [len(other) for other in others]:
         return False
     return all(
@@ -176,7 +177,7 @@ def same(ones: list[list[Tensor]], others: list[list[Tensor]]) -> bool:
 
 
 def kernels(draw: random.Random, folder: Path) -> None:
-    """Threads call operations, each of several threads itself."""
+    """Call multi-threaded operations from several threads."""
     edges, nodes, channels = draw.choice([7, 900, 4000]), draw.choice([3, 80]), draw.choice([1, 16, 33])
     generator = torch.Generator().manual_seed(draw.randrange(99))
     x, w = (torch.randn(size, channels, generator=generator) for size in (nodes, edges))
@@ -197,9 +198,9 @@ def kernels(draw: random.Random, folder: Path) -> None:
 
 
 def kept(draw: random.Random, folder: Path) -> None:
-    """Threads compile one model at once, with one folder of kept steps."""
+    """Compile one model from several threads at once, with one folder of kept steps."""
     options, x = StepOptions(cache_dir=folder / f"steps-{draw.random()}"), torch.ones(3, 24)
-    nets = [Net() for _ in range(3)]  # not in the threads: torch's one generator draws the weights
+    nets = [Net() for _ in range(3)]  # made outside the threads, since they share torch's generator
     expected = nets[0](x).detach()
     in_threads(lambda n: torch.allclose(compile_forward(nets[n], options=options)(x), expected, atol=1e-5), 3)
     if any(path.suffix != ".popgeo" for path in Path(str(options.cache_dir)).iterdir()):
@@ -207,7 +208,7 @@ def kept(draw: random.Random, folder: Path) -> None:
 
 
 def interrupt(draw: random.Random, folder: Path) -> None:
-    """Ctrl-C in steps with random numbers, next to a thread that runs a step of its own."""
+    """Interrupt steps with random numbers while another thread runs its own step."""
     step, x = inference_model(Net(draws=True), Options(random_seed=3)), torch.zeros(8, 24)
     model, ended = Net(), threading.Event()
     other, expected = compile_forward(model), model(x).detach()
@@ -236,11 +237,11 @@ def interrupt(draw: random.Random, folder: Path) -> None:
         ended.set()
         thread.join()
     if failed or step(x).shape != x.shape:
-        raise Wrong("a step next to an interrupted one had other results")
+        raise Wrong("a step next to an interrupted step had different results")
 
 
 def epoch(draw: random.Random, folder: Path) -> None:
-    """Ctrl-C in an epoch that a thread prepares; the next epoch is whole."""
+    """Interrupt an epoch that a thread prepares; the next epoch must be complete."""
     shared = FixedSizeDataLoader(GRAPHS, batch_size=4, background=True, shuffle=True, seed=draw.randrange(9))
     expected, passed = len(batches(shared)), 0
     with alarms(draw, 1e-2) as ring:
@@ -252,7 +253,7 @@ def epoch(draw: random.Random, folder: Path) -> None:
             except KeyboardInterrupt:
                 pass
     if len(batches(shared)) != expected:
-        raise Wrong("the epoch after an interrupt has other batches")
+        raise Wrong("the epoch after an interrupt has a different number of batches")
 
 
 KINDS: dict[str, Callable[[random.Random, Path], None]] = {
@@ -262,7 +263,7 @@ KINDS: dict[str, Callable[[random.Random, Path], None]] = {
 
 
 def run(kind: str, draw: random.Random, folder: Path) -> tuple[str, str]:
-    """How a case ends, and why."""
+    """Run a case; return the outcome and the reason."""
     others, outcome = set(sys._current_frames()), ("right", "")
     torch.manual_seed(7)
     before = torch.get_rng_state()
@@ -280,12 +281,12 @@ def run(kind: str, draw: random.Random, folder: Path) -> tuple[str, str]:
     if left:
         return "thread left", str(left)
     if not torch.equal(torch.get_rng_state(), before):
-        return "generator", "torch's own random numbers are others than before"
+        return "generator", "the state of torch's random numbers has changed"
     return outcome
 
 
 def fuzz(args: argparse.Namespace) -> Counter[tuple[str, str]]:
-    """Runs cases until the time is over, or that many have run; returns how many of each kind ended how."""
+    """Run cases for `args.minutes` or `args.cases` cases; return the number of each outcome by kind."""
     counts: Counter[tuple[str, str]] = Counter()
     end, kinds = time.monotonic() + 60 * args.minutes, args.kinds or [*KINDS]
     folder = Path(tempfile.mkdtemp(prefix="popgeo-threads"))
@@ -307,14 +308,14 @@ def fuzz(args: argparse.Namespace) -> Counter[tuple[str, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long, where --cases does not say how many")
-    parser.add_argument("--cases", type=int, default=0, help="how many")
-    parser.add_argument("--seed", default="0", help="what is drawn is drawn from this")
-    parser.add_argument("--kinds", nargs="+", choices=[*KINDS], help="only these kinds of cases")
-    parser.add_argument("--only", type=int, help="the number of the one case to run")
+    parser.add_argument("--minutes", type=float, default=1.0, help="run time without --cases (default: %(default)s)")
+    parser.add_argument("--cases", type=int, default=0, help="number of cases")
+    parser.add_argument("--seed", default="0", help="seed of all random choices")
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS], help="kinds of cases (default: all)")
+    parser.add_argument("--only", type=int, help="number of the only case to run")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    tqdm.monitor_interval = 0  # it would keep a thread of its own
+    tqdm.monitor_interval = 0  # no monitor thread of tqdm
     counts = fuzz(args)
     print(f"{'':<12}" + "".join(f"{outcome:>13}" for outcome in OUTCOMES))
     for kind in sorted({kind for kind, _ in counts}):

@@ -1,7 +1,7 @@
-"""Random molecular graphs of C, N, O and F: valences are right by construction, what would not survive is left out.
+"""Random molecular graphs of C, N, O and F, with correct valences by construction and without unstable groups.
 
-A molecule grows from one atom or one ring: atoms and rings are attached, rings are closed, bonds are raised, each step
-drawn from a seeded `random.Random`. The stream of SMILES depends on nothing but the seed.
+A molecule grows from one atom or one ring: atoms and rings are attached, rings are closed, bond orders are raised. Each
+step is drawn from a seeded `random.Random`. The stream of SMILES depends only on the seed.
 """
 
 import random
@@ -14,11 +14,11 @@ from rdkit import Chem
 VALENCE = {"C": 4, "N": 3, "O": 2, "F": 1}
 BOND_TYPE = {1: Chem.BondType.SINGLE, 2: Chem.BondType.DOUBLE, 3: Chem.BondType.TRIPLE}
 
-# Per 10,000 molecules, how many have 8, 9, ... 29 atoms with hydrogens: like QM9 (mean 18.0, deviation 2.9).
+# Number of molecules per 10,000 with 8, 9, ... 29 atoms including hydrogens, as in QM9 (mean 18.0, deviation 2.9).
 FIRST_SIZE = 8
 SIZE_FREQUENCY = (5, 13, 37, 81, 167, 308, 517, 781, 1057, 1297, 1333, 1387, 948, 1006, 338, 486, 54, 147, 5, 27, 1, 3)
 NUM_HEAVY_FREQUENCY = {3: 1, 4: 2, 5: 3, 6: 5, 7: 10, 8: 24, 9: 55}
-# A size may run out of molecules (there are only 35 nonanes), so the search for one gives up.
+# Some sizes have few molecules (there are only 35 nonanes), so the search ends after this number of tries.
 MAX_TRIES = 3000
 
 UNSTABLE = {
@@ -55,13 +55,13 @@ UNSTABLE = {
 
 
 class _Growth:
-    """A molecular graph without hydrogens while it grows."""
+    """A growing molecular graph without hydrogens."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.elements: list[str] = []
         self.orders: dict[tuple[int, int], int] = {}
-        # Drawn once a molecule, so that alkanes, amines, arenes and polyenes all have their share.
+        # Drawn once per molecule, so that alkanes, amines, arenes and polyenes all occur.
         self.hetero = rng.uniform(0.0, 0.55)  # chance that an atom is not carbon
         self.unsaturation = max(0.0, rng.uniform(-0.25, 0.6))
 
@@ -75,7 +75,7 @@ class _Growth:
         return self.rng.choices(kinds, weights)[0] if self.rng.random() < self.hetero else "C"
 
     def attach_atom(self) -> bool:
-        """Adds one atom by a bond of order 1, 2 or 3; False if no atom is open."""
+        """Add an atom by a bond of order 1, 2 or 3; return False if no atom is open."""
         open_atoms = self.open_atoms()
         if self.elements and not open_atoms:
             return False
@@ -88,7 +88,7 @@ class _Growth:
         return True
 
     def attach_ring(self, num_atoms: int) -> bool:
-        """Adds a ring of five or six conjugated atoms, or of `num_atoms` saturated ones, on a single bond."""
+        """Add a ring of five or six conjugated atoms, or of `num_atoms` saturated atoms, by a single bond."""
         open_atoms = self.open_atoms()
         if self.elements and not open_atoms:
             return False
@@ -109,7 +109,7 @@ class _Growth:
         return bool(inside) or not open_atoms
 
     def close_ring(self) -> None:
-        """Joins two open atoms two to five bonds apart, large rings before small ones."""
+        """Join two open atoms two to five bonds apart; prefer large rings."""
         start = self.rng.choice(self.open_atoms() or [0])
         distance, queue = {start: 0}, deque([start])
         while queue:
@@ -139,7 +139,7 @@ class _Growth:
 
 
 def grow(rng: random.Random) -> Chem.Mol | None:
-    """One random molecule of up to nine heavy atoms, or None where growth came to a dead end."""
+    """Return a random molecule of up to nine heavy atoms, or None if no atom could be added."""
     growth = _Growth(rng)
     num_heavy = rng.choices(list(NUM_HEAVY_FREQUENCY), list(NUM_HEAVY_FREQUENCY.values()))[0]
     ring_appetite = rng.choice((0.0, 0.1, 0.25))
@@ -156,7 +156,7 @@ def grow(rng: random.Random) -> Chem.Mol | None:
 
 
 def is_plausible(mol: Chem.Mol) -> bool:
-    """Whether a chemist would expect the molecule to survive: no unstable group, no absurd strain."""
+    """Check whether a chemist would expect the molecule to be stable: no unstable group, no extreme strain."""
     num_carbon = sum(atom.GetSymbol() == "C" for atom in mol.GetAtoms())
     if mol.GetNumAtoms() - num_carbon > num_carbon + 1:
         return False
@@ -168,7 +168,7 @@ def is_plausible(mol: Chem.Mol) -> bool:
         return False
     if any(mol.GetRingInfo().NumAtomRings(atom.GetIdx()) > 2 for atom in mol.GetAtoms()):
         return False
-    # Bredt's rule: what rings share is tetrahedral, unless they are two aromatic rings with one bond in common.
+    # Bredt's rule: atoms shared by rings are tetrahedral, except for two aromatic rings with a common bond.
     for ring, other in combinations(rings, 2):
         shared = [mol.GetAtomWithIdx(atom) for atom in ring & other]
         tetrahedral = all(atom.GetHybridization() == Chem.HybridizationType.SP3 for atom in shared)
@@ -179,7 +179,7 @@ def is_plausible(mol: Chem.Mol) -> bool:
 
 
 def stream(seed: int) -> Iterator[str]:
-    """Distinct canonical SMILES without stereochemistry, sizes as in `SIZE_FREQUENCY`; endless, the same for a seed."""
+    """Yield distinct canonical SMILES without stereochemistry and without end, with sizes as in `SIZE_FREQUENCY`."""
     rng = random.Random(seed)
     waiting: dict[int, deque[str]] = {FIRST_SIZE + i: deque() for i in range(len(SIZE_FREQUENCY))}
     seen: set[str] = set()

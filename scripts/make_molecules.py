@@ -1,10 +1,10 @@
-"""Makes popgeo/datasets/molecules.npz from nothing but a seed.
+"""Make popgeo/datasets/molecules.npz from a seed.
 
 Molecules are grown at random (grow.py). Each is embedded five times with ETKDGv3 and relaxed with MMFF94 to
-convergence; the lowest conformer is rounded to the grid of the file, and gets a GFN2-xTB single point at exactly those
-positions. What does not converge, comes out with other bonds than it went in with, or has almost no gap, is dropped.
-The same seed and versions of rdkit and tblite give the same file; the first molecules of a long run are those of a
-short one.
+convergence. The lowest conformer is rounded to the grid of the file, and gets a GFN2-xTB single point at exactly these
+positions. Molecules are dropped if a calculation does not converge, if their bonds change, or if their gap is almost
+zero. The same seed and versions of rdkit and tblite give the same file; a long run begins with the molecules of a short
+run.
 
     pip install rdkit tblite
     OMP_NUM_THREADS=1 python scripts/make_molecules.py --out molecules.npz
@@ -37,14 +37,14 @@ MMFF_MAX_STEPS = 5000
 MAX_SEED = 2**24  # the embedding's seed is a 32-bit number
 NUM_CONFORMERS = 5
 MAX_EMBEDDING_TRIES = 20
-MIN_GAP = 1.0  # eV; below it the closed shell of the calculation is doubtful
+MIN_GAP = 1.0  # eV; below it, the closed shell of the calculation is unreliable
 BOND_KINDS = (Chem.BondType.SINGLE, Chem.BondType.DOUBLE, Chem.BondType.TRIPLE, Chem.BondType.AROMATIC)
 HYBRIDIZATIONS = {Chem.HybridizationType.SP: 1, Chem.HybridizationType.SP2: 2, Chem.HybridizationType.SP3: 3}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One molecule as the file holds it."""
+    """One molecule in the format of the file."""
 
     smiles: str
     z: np.ndarray  # uint8 [num_atoms]
@@ -55,14 +55,14 @@ class Record:
 
 
 def relaxed(smiles: str, seed: int) -> Chem.Mol | None:
-    """The lowest of a few minima of MMFF94, with hydrogens, or None; atoms as in `smiles`, hydrogens last.
+    """Return the lowest of a few minima of MMFF94, or None. Atoms are in the order of `smiles`, then hydrogens.
 
-    SMILES here leave stereochemistry open, so each embedding may be another stereoisomer; the lowest energy avoids
-    those that rings cannot bear, such as trans-fused small rings.
+    These SMILES have no stereochemistry, so embeddings may be different stereoisomers; the lowest energy excludes
+    strained stereoisomers, such as trans-fused small rings.
     """
     mol = Chem.AddHs(Chem.MolFromSmiles(smiles))
     embedding: Any = rdDistGeom.ETKDGv3()
-    embedding.randomSeed = seed + 1  # conformer i starts from (i + 1) times this, so at 0 all would be the same
+    embedding.randomSeed = seed + 1  # conformer i uses (i + 1) times this seed, so with 0 all would be equal
     embedding.maxIterations = MAX_EMBEDDING_TRIES
     conformers = list(rdDistGeom.EmbedMultipleConfs(mol, NUM_CONFORMERS, embedding))
     if not conformers:
@@ -75,7 +75,7 @@ def relaxed(smiles: str, seed: int) -> Chem.Mol | None:
 
 
 def keeps_its_bonds(mol: Chem.Mol) -> bool:
-    """Whether distances tell the same bonds as the graph: bonded atoms near, all others apart."""
+    """Check whether distances agree with the graph: bonded atoms are near, all other pairs apart."""
     table = Chem.GetPeriodicTable()
     radius = np.array([table.GetRcovalent(atom.GetAtomicNum()) for atom in mol.GetAtoms()])
     ratio = Chem.Get3DDistanceMatrix(mol) / (radius[:, None] + radius)
@@ -85,7 +85,7 @@ def keeps_its_bonds(mol: Chem.Mol) -> bool:
 
 
 def compute_targets(z: np.ndarray, pos: np.ndarray) -> np.ndarray | None:
-    """HOMO, LUMO (eV), dipole (debye) and total energy (eV) by GFN2-xTB, or None if it did not converge.
+    """Return HOMO, LUMO (eV), dipole (debye) and total energy (eV) by GFN2-xTB, or None without convergence.
 
     Args:
         z: Atomic numbers. [num_atoms]
@@ -104,7 +104,7 @@ def compute_targets(z: np.ndarray, pos: np.ndarray) -> np.ndarray | None:
 
 
 def make_record(smiles: str, seed: int) -> Record | None:
-    """The molecule with positions and targets, or None where a step failed."""
+    """Return the molecule with positions and targets, or None if a step failed."""
     mol = relaxed(smiles, seed)
     if mol is None or not keeps_its_bonds(mol):
         return None
@@ -128,14 +128,14 @@ def make_record(smiles: str, seed: int) -> Record | None:
 
 
 def records(seed: int) -> Iterator[Record]:
-    """All molecules of a seed that came through; endless."""
+    """Yield all accepted molecules of a seed, without end."""
     for smiles in grow.stream(seed):
         if (record := make_record(smiles, seed)) is not None:
             yield record
 
 
 def write(path: Path, molecules: list[Record], seed: int) -> None:
-    """Writes the compressed file next to its place and moves it there, so that no reader meets half a file."""
+    """Write the compressed file next to its place and move it there, so that no reader finds a partial file."""
     partial = path.with_name(path.name + ".part")
     with partial.open("wb") as file:
         np.savez_compressed(
@@ -160,12 +160,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="20,000 take about 15 minutes.",
+        epilog="20,000 molecules take about 15 minutes.",
     )
     default_out = Path(__file__).resolve().parent.parent / "popgeo" / "datasets" / "molecules.npz"
-    parser.add_argument("--seed", type=int, default=0, help="what everything is drawn from (default: %(default)s)")
-    parser.add_argument("--count", type=int, default=20_000, help="how many molecules (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=default_out, help="the file to write (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=20_000, help="number of molecules (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=default_out, help="file to write (default: %(default)s)")
     options = parser.parse_args(arguments)
     if options.count < 1:
         parser.error(f"--count is {options.count}; at least 1 is needed")
@@ -175,7 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(
             f"--out is {options.out}, but the folder {options.out.resolve().parent} does not exist; make it first"
         )
-    rdBase.DisableLog("rdApp.*")  # embedding complains about stereo centres it is meant to choose itself
+    rdBase.DisableLog("rdApp.*")  # no warnings about undefined stereo centres
     found = tqdm(islice(records(options.seed), options.count), total=options.count, desc="molecules", unit="molecule")
     write(options.out, list(found), options.seed)
     print(f"{options.count} molecules, {options.out.stat().st_size / 1e6:.2f} MB: {options.out}", file=sys.stderr)

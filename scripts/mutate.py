@@ -1,13 +1,13 @@
-"""Puts faults into popgeo one at a time, and prints the share that the tests catch and the faults that they do not.
+"""Put faults into popgeo one at a time, and print the share of caught faults and the faults that no test catches.
 
     python scripts/mutate.py --faults 300 --seed 1
     python scripts/mutate.py --sources popgeo/data/cut.py --tests tests/data/test_cut.py    # a file against its tests
 
-A fault is one change of one line (`scripts/faults.py`). The tests run once, to learn which functions each of them
-enters and how long it takes. Each fault then meets the tests that enter its function, the quickest first, in a copy of
-this process that imports the package with the fault in it. Caught means that a test failed, or that the package cannot
-be imported; what takes permanently or ends the process is counted apart. What survives shows a test that is missing or
-a line that does nothing; a fault that can only change the speed is a reason to take a branch out.
+A fault is one change of one line (`scripts/faults.py`). The tests first run once, to record the functions that each
+test enters and its run time. Then each fault is tested, quickest test first, by the tests that enter its function, in a
+copy of this process that imports the package with the fault. A fault is caught if a test fails or the package cannot be
+imported; timeouts and crashes are counted separately. A surviving fault shows a missing test or a line without effect.
+If a fault can only change the speed, consider removing the branch.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 import hypothesis.internal.constants_ast
 import pytest
-import torch_geometric.loader  # noqa: F401  # what tests import is imported here, so that no copy has to
+import torch_geometric.loader  # noqa: F401  # modules that tests import, imported once for all copies
 from faults import Fault, code_with, faults_of
 from matplotlib import pyplot  # noqa: F401
 from scipy import optimize, sparse, stats  # noqa: F401
@@ -39,18 +39,18 @@ SOURCES = ("popgeo/data", "popgeo/packing", "popgeo/ops", "popgeo/engine", "popg
 NEEDS_A_GPU = "triton_kernels.py"
 PYTEST = ("-q", "-s", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist")
 CAUGHT = ("caught", "cannot be imported")
-# What a copy of this process ends with: a status of pytest and 100, or the signal of one of its two clocks.
+# Exit statuses of a copy of this process: 100 plus pytest's status, or the signal of one of two timers.
 OUTCOMES = {100: "survived", 101: CAUGHT[0], 102: CAUGHT[1], -signal.SIGPROF: "timed out", -signal.SIGALRM: "timed out"}
 
 
 class Learner:
-    """A plugin of pytest that notes which functions of a package each test enters, and how long the test takes."""
+    """A pytest plugin that records the functions of a package that each test enters, and its run time."""
 
     def __init__(self, package: Path) -> None:
         self.package = package
         self.seconds: dict[str, float] = {}
         self.entered: dict[str, list[str]] = defaultdict(list)
-        self.imported: list[str] = []  # what runs before any test
+        self.imported: list[str] = []  # functions that run before any test
         self.codes: set[CodeType] = set()
         threading.settrace(self.note)
         sys.settrace(self.note)
@@ -59,7 +59,7 @@ class Learner:
         self.codes.add(frame.f_code)
 
     def functions(self) -> set[str]:
-        """Those entered since the last call, as `file::qualified name`."""
+        """Return the functions entered since the last call, as `file::qualified name`."""
         codes, self.codes = self.codes, set()
         found = ((Path(code.co_filename), code.co_qualname) for code in codes)  # type: ignore[attr-defined]
         inside = ((path, name) for path, name in found if path.is_relative_to(self.package))
@@ -77,12 +77,14 @@ class Learner:
             self.entered[function].append(item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        seconds = report.duration if report.passed else float("inf")  # what fails without a fault is never chosen
+        seconds = (
+            report.duration if report.passed else float("inf")
+        )  # a test that fails without a fault is never chosen
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0) + seconds
 
 
 def learn(package: Path, tests: Collection[str], kept: Path) -> int:
-    """Runs the tests once, and keeps the seconds of each, which functions it enters, and what runs on import."""
+    """Run the tests once, and save each test's seconds and functions, and the functions that run on import."""
     learner, files = Learner(package), (str(package.parent / test) for test in tests)
     ignored = [f"--ignore={path}" for path in package.rglob(NEEDS_A_GPU)]
     pytest.main([*PYTEST, *ignored, f"--rootdir={package.parent}", *files], plugins=[learner])
@@ -90,7 +92,7 @@ def learn(package: Path, tests: Collection[str], kept: Path) -> int:
 
 
 def tests_for(fault: Fault, learned: dict[str, Any], repository: Path, limit: float) -> list[str]:
-    """The tests that enter its function; of what runs on import, those that enter its file, then all others."""
+    """Return the tests that enter the fault's function; for code run on import, tests of its file, then others."""
     file = str(fault.path.relative_to(repository))
     function = f"{file}::{fault.function}"
     first, beside = set(learned["entered"].get(function, ())), set[str]()
@@ -106,26 +108,28 @@ def tests_for(fault: Fault, learned: dict[str, Any], repository: Path, limit: fl
 
 
 def meet(fault: Fault, repository: Path, tests: Collection[str]) -> int:
-    """Imports the package with a fault in this process and tests it; returns pytest's status."""
+    """Import the package with a fault in this process and test it; return pytest's status."""
     ordinary = SourceFileLoader.get_code
 
     def get_code(self: SourceFileLoader, name: str) -> CodeType | None:
         return compile(code_with(fault), self.path, "exec") if Path(self.path) == fault.path else ordinary(self, name)
 
     SourceFileLoader.get_code = get_code  # type: ignore
-    hypothesis.internal.constants_ast.is_local_module_file = lambda path: False  # type: ignore  # it would read each file
+    hypothesis.internal.constants_ast.is_local_module_file = lambda path: False  # type: ignore  # without this, it would read each file
     if not tests:
         return pytest.ExitCode.OK
     options = [*PYTEST, "-x", f"--rootdir={repository}"]
     status = pytest.main([*options, *(f"{repository}/{test}" for test in tests)])
     if status != pytest.ExitCode.USAGE_ERROR:
         return status
-    files = {f"{repository}/{test.partition('::')[0]}" for test in tests}  # one cannot be imported, or has lost a test
+    files = {
+        f"{repository}/{test.partition('::')[0]}" for test in tests
+    }  # a test file cannot be imported, or lacks a test
     return min(pytest.main([*options, "--collect-only", *files]), pytest.ExitCode.INTERRUPTED)
 
 
 def outcomes(acts: Sequence[Callable[[], int]], seconds: float, repository: Path, jobs: int) -> list[str]:
-    """What becomes of each act in a copy of this process that may take that many seconds of the processor."""
+    """Run each act in a copy of this process, limited to `seconds` of processor time; return the outcomes."""
     found, waiting, running = ["crashed"] * len(acts), [*range(len(acts))], dict[int, tuple[int, Path]]()
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -136,13 +140,13 @@ def outcomes(acts: Sequence[Callable[[], int]], seconds: float, repository: Path
         number, folder = running.pop(process)
         found[number] = OUTCOMES.get(os.waitstatus_to_exitcode(status), "crashed")
         with suppress(ProcessLookupError):
-            os.killpg(process, signal.SIGKILL)  # what its tests have started
+            os.killpg(process, signal.SIGKILL)  # processes that its tests have started
         shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
 def _answer(act: Callable[[], int], seconds: float, repository: Path, folder: Path) -> NoReturn:
-    """Ends this copy of the process with the status that an act returns."""
+    """End this copy of the process with the status that an act returns."""
     status = -100
     with suppress(BaseException), open(os.devnull, "w") as nowhere:
         os.setsid()
@@ -152,29 +156,29 @@ def _answer(act: Callable[[], int], seconds: float, repository: Path, folder: Pa
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
         sys.path.insert(0, str(repository))
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        signal.alarm(int(60 + 4 * seconds))  # where it waits for something that does not come
+        signal.alarm(int(60 + 4 * seconds))  # in case it waits forever
         status = act()
     os._exit(100 + status)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--faults", type=int, default=300, help="how many faults, drawn at random")
+    parser.add_argument("--faults", type=int, default=300, help="number of random faults")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sources", nargs="+", default=SOURCES, help="folders or files where the faults are put")
-    parser.add_argument("--tests", nargs="+", default=("popgeo", "tests"), help="folders or files of tests to meet")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at once")
+    parser.add_argument("--sources", nargs="+", default=SOURCES, help="folders or files that get the faults")
+    parser.add_argument("--tests", nargs="+", default=("popgeo", "tests"), help="folders or files of tests")
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel processes")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds for one fault; a third of them for tests")
-    parser.add_argument("--map", type=Path, help="where to keep what is learned, for the next run with these tests")
+    parser.add_argument("--map", type=Path, help="file for the recorded test runs, for later runs with the same tests")
     parser.add_argument("--repository", type=Path, default=Path(__file__).resolve().parent.parent)
     given = parser.parse_args()
     root, kept = given.repository, (given.map or Path(tempfile.mkdtemp()) / "map.json").resolve()
     if not kept.exists():
-        print("running the tests once, to learn which of them enter which function", file=sys.stderr)
+        print("running the tests once, to record the functions that each test enters", file=sys.stderr)
         outcomes([partial(learn, root / given.sources[0].partition("/")[0], given.tests, kept)], 7200, root, 1)
     learned = json.loads(kept.read_text())
     if not learned["seconds"]:
-        sys.exit("No test ran, so nothing was learned. Run pytest on the same files and mend what it says.")
+        sys.exit("No test ran. Run pytest on the same files and fix the errors that it reports.")
     paths = [path for name in given.sources for path in sorted((root / name).rglob("*.py")) or [root / name]]
     every = [fault for path in paths if path.name != NEEDS_A_GPU for fault in faults_of(path)]
     drawn = random.Random(given.seed).sample(every, min(given.faults, len(every)))

@@ -1,11 +1,11 @@
-"""Builds what a release uploads, from the last commit, and tries it as a user would; nothing is uploaded.
+"""Build the files of a release from the last commit, and test their installation; nothing is uploaded.
 
     python scripts/release.py                                # dist/: the sdist and the wheel, with every check
     python scripts/release.py --only popgeo-0.2.0.tar.gz     # install this file and run the README's lines
 
-The sdist and the wheel are built twice, in different folders, and must be the same bit by bit. Each is installed in a
-fresh virtual environment, and the README's lines run there, outside the clone. The packages that popgeo needs are
-downloaded; with `POPGEO_RELEASE_PACKAGES` they come from this `site-packages` folder instead, which saves minutes.
+The sdist and the wheel are built twice, in different folders, and must be equal bit by bit. Each is installed in a
+new virtual environment, and the README's lines run there, outside the clone. The packages that popgeo needs are
+downloaded; if `POPGEO_RELEASE_PACKAGES` names a `site-packages` folder, they come from there, which saves minutes.
 """
 
 import argparse
@@ -29,7 +29,7 @@ INSIDE = re.compile(r"popgeo/|popgeo-[^/]+\.dist-info/|pytest_popgeo\.py$")
 
 
 def run(*command: str | Path, cwd: Path = REPOSITORY, **environment: str) -> str:
-    """Runs a command and returns its output; ends the program with the output if the command fails."""
+    """Run a command and return its output; end the program with the output if the command fails."""
     done = subprocess.run(command, cwd=cwd, env=os.environ | environment, stdout=-1, stderr=-2, text=True)
     if done.returncode:
         sys.exit(f"{done.stdout}\n{' '.join(map(str, command))} failed with exit status {done.returncode}")
@@ -37,7 +37,7 @@ def run(*command: str | Path, cwd: Path = REPOSITORY, **environment: str) -> str
 
 
 def packed_again(sdist: Path, seconds: int) -> None:
-    """Writes an sdist again with an order, times, owners and permissions that do not depend on the build."""
+    """Rewrite an sdist with an order, times, owners and permissions that do not depend on the build."""
     with tarfile.open(sdist) as before:
         members = sorted(before.getmembers(), key=lambda member: member.name)
         held = [(one, getattr(before.extractfile(one), "read", bytes)()) for one in members]
@@ -53,7 +53,7 @@ def packed_again(sdist: Path, seconds: int) -> None:
 
 
 def build(into: Path, archive: bytes, seconds: int) -> None:
-    """Builds the sdist from the files of the last commit, and the wheel from the sdist."""
+    """Build the sdist from the files of the last commit, and the wheel from the sdist."""
     make = (sys.executable, "-m", "build", "--no-isolation", "--outdir", into)
     with tempfile.TemporaryDirectory() as folder:
         for part, content in (("--sdist", archive), ("--wheel", None)):
@@ -68,20 +68,20 @@ def build(into: Path, archive: bytes, seconds: int) -> None:
 
 
 def check_content(wheel: Path) -> None:
-    """Prints what is in the wheel, by folder; ends the program if it is too large or holds more than the package."""
+    """Print the wheel's content by folder; end the program if it is too large or contains other files."""
     files = zipfile.ZipFile(wheel).infolist()
     sizes: Counter[str] = Counter()
     for one in files:
         sizes["/".join(one.filename.split("/")[:2])] += one.compress_size
-    print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB, {len(files)} files, of which, packed:")
+    print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB, {len(files)} files; compressed sizes:")
     print("\n".join(f"  {size / 1e3:7.1f} kB  {folder}" for folder, size in sizes.most_common(12)))
     other = [one.filename for one in files if not INSIDE.match(one.filename)]
     if other or wheel.stat().st_size > LARGEST_WHEEL:
-        sys.exit(f"{wheel.name} is larger than {LARGEST_WHEEL} bytes, or holds files outside the package: {other}")
+        sys.exit(f"{wheel.name} is larger than {LARGEST_WHEEL} bytes, or contains files outside the package: {other}")
 
 
 def smoke(package: Path) -> None:
-    """Installs a wheel or an sdist in a fresh virtual environment and runs the README's lines outside the clone."""
+    """Install a wheel or an sdist in a new virtual environment, and run the README's lines outside the clone."""
     (lines,) = re.findall(r"^```python\n(.*?)^```$", (REPOSITORY / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     packages = os.environ.get("POPGEO_RELEASE_PACKAGES")
     with tempfile.TemporaryDirectory() as name:
@@ -104,7 +104,7 @@ def smoke(package: Path) -> None:
 
 
 def release() -> None:
-    """Builds twice, compares, and checks metadata, content and use of what was built."""
+    """Build twice, compare, and check metadata, content and installation of the files."""
     changed = run("git", "status", "--porcelain").strip()
     if changed:
         print(f"Not in this release, because it is not committed:\n{changed}")
@@ -121,7 +121,7 @@ def release() -> None:
         differ = [one.name for one in built if one.read_bytes() != (Path(again) / one.name).read_bytes()]
     if differ:
         sys.exit(f"two builds differ: {differ}")
-    print("two builds are the same bit by bit")
+    print("two builds are equal bit by bit")
     print(run(sys.executable, "-m", "twine", "check", "--strict", *built).strip())
     for package in built:
         if package.suffix == ".whl":
@@ -130,8 +130,8 @@ def release() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Build what a release uploads, and try it.")
-    parser.add_argument("--only", type=Path, nargs="+", default=[], help="build nothing: try these files")
+    parser = argparse.ArgumentParser(description="Build the files of a release, and test them.")
+    parser.add_argument("--only", type=Path, nargs="+", default=[], help="test these files and build nothing")
     for chosen in parser.parse_args().only:
         smoke(chosen)
     if not parser.parse_args().only:

@@ -1,10 +1,10 @@
-"""Runs notebooks from top to bottom and writes their outputs back, cleaned of what differs from run to run.
+"""Run notebooks from top to bottom and write their outputs back, without parts that differ from run to run.
 
-    python scripts/run_notebooks.py                             # all of notebooks/
-    python scripts/run_notebooks.py notebooks/02_packing.ipynb  # these
+    python scripts/run_notebooks.py                             # all notebooks in notebooks/
+    python scripts/run_notebooks.py notebooks/02_packing.ipynb  # only this notebook
     python scripts/run_notebooks.py --stored                    # runs nothing; makes stored text fit the page
 
-Needs `pip install '.[notebooks]'` in a clone.
+The script needs `pip install '.[notebooks]'` in a clone.
 """
 
 import argparse
@@ -24,25 +24,25 @@ from PIL import Image
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TIMEOUT = 600  # seconds for one cell
-# tqdm's clock, as in "[00:05<00:00, 5.61it/s, loss 0.3]"; what a script adds to it stays.
+# tqdm's clock, as in "[00:05<00:00, 5.61it/s, loss 0.3]"; text added by a script is kept.
 BAR = re.compile(
     r"^.*(\d+%\|.*\| \d+/\d+|\d+ \w+) *\[[^\]]*\]$|^.*\d+%\|[^|]*\| \d+/\d+$"
-)  # of tqdm, with and without a known end
-WIDEST = 100  # columns of stored text: what a laptop shows next to the numbers of the cells
+)  # tqdm's bars, with and without a known total
+WIDEST = 100  # columns of stored text: the width on a laptop next to the cell numbers
 CLOCK = re.compile(r"\[\d\d:\d\d(?::\d\d)?<[^\],]*,[^\],]*(?:, )?([^\]]*)\]")
 
 
 def execute(path: Path, folder: Path, settings: Mapping[str, object] | None = None) -> NotebookNode:
-    """The notebook with the outputs of a fresh run.
+    """Return the notebook with the outputs of a new run.
 
     Args:
-        path: The notebook.
-        folder: Where its kernel works; popgeo is imported from this repository.
-        settings: Other values for names that a cell sets at the start of a line, such as `{"EPOCHS": 1}`.
+        path: File of the notebook.
+        folder: Working folder of the kernel; popgeo is imported from this repository.
+        settings: New values for names that a cell sets at the start of a line, such as `{"EPOCHS": 1}`.
 
     Raises:
-        CellExecutionError: a cell raised; the message holds its traceback.
-        ValueError: no cell sets such a name.
+        CellExecutionError: a cell raised an error; the message has its traceback.
+        ValueError: no cell sets a name of `settings`.
     """
     notebook = nbformat.read(path, as_version=4)
     for name, value in (settings or {}).items():
@@ -61,11 +61,11 @@ def _set(notebook: NotebookNode, name: str, value: object) -> None:
             cell.source, count = re.subn(rf"^{name} = .*$", f"{name} = {value!r}", cell.source, flags=re.MULTILINE)
             found += count
     if found != 1:
-        raise ValueError(f"{name} is set {found} times in the notebook, expected once.")
+        raise ValueError(f"{name} is set {found} times in the notebook; set it exactly once.")
 
 
 def clean(notebook: NotebookNode) -> NotebookNode:
-    """The same notebook without time stamps and progress bars, its long lines folded, its pictures made smaller."""
+    """Remove time stamps and progress bars from the notebook, fold long lines, and shrink pictures."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
@@ -79,7 +79,7 @@ def clean(notebook: NotebookNode) -> NotebookNode:
 
 
 def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """Text that came out in several pieces in one, as a reader sees it."""
+    """Join consecutive pieces of text of the same stream."""
     kept: list[NotebookNode] = []
     for output in outputs:
         if kept and output.output_type == kept[-1].output_type == "stream" and output.name == kept[-1].name:
@@ -90,9 +90,9 @@ def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
 
 
 def readable(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """Text as a page shows it: no bars that have come to their end, and no line that a reader must scroll to.
+    """Return outputs for a page: without finished progress bars, and with folded lines.
 
-    Warnings, and whatever else a cell writes to its error stream, stay.
+    Warnings and other texts on the error stream are kept.
     """
     kept = []
     for output in outputs:
@@ -109,7 +109,7 @@ def readable(outputs: list[NotebookNode]) -> list[NotebookNode]:
 
 
 def folded(text: str) -> str:
-    """The text with lines of at most `WIDEST` columns, broken at blanks but never before a sign of per cent.
+    """Fold lines to at most `WIDEST` columns, at blanks but never before a percent sign.
 
     Example:
         >>> print(folded("Data(" + ", ".join(f"name_{i}=[1]" for i in range(9)) + ")"))
@@ -122,7 +122,7 @@ def folded(text: str) -> str:
 
 
 def smaller(picture: str) -> str:
-    """A picture in 256 colours, which a figure does not miss: less than half the size. Base64 of PNG in and out."""
+    """Reduce a picture (PNG in Base64) to 256 colours, which is enough for figures and halves the size."""
     image = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
     out = io.BytesIO()
     image.quantize(256, dither=Image.Dither.NONE).save(out, format="PNG", optimize=True)
@@ -130,11 +130,11 @@ def smaller(picture: str) -> str:
 
 
 def without_clock(text: str) -> str:
-    """What a terminal would show of progress bars at the end, less their clocks.
+    r"""Return the final text of progress bars on a terminal, without their clocks.
 
     Example:
-        >>> without_clock("50%| 1/2 [00:01<00:01, 1.0s/it]\\r100%| 2/2 [00:02<00:00, 1.0s/it, loss 0.3]\\n")
-        '100%| 2/2 [loss 0.3]\\n'
+        >>> without_clock("50%| 1/2 [00:01<00:01, 1.0s/it]\r100%| 2/2 [00:02<00:00, 1.0s/it, loss 0.3]\n")
+        '100%| 2/2 [loss 0.3]\n'
     """
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return "\n".join(CLOCK.sub(lambda match: f"[{match[1]}]" if match[1] else "", line).rstrip() for line in lines)
@@ -142,8 +142,10 @@ def without_clock(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("notebooks", nargs="*", type=Path, help="all of notebooks/ and its folders when left out")
-    parser.add_argument("--stored", action="store_true", help="run nothing; only fold what is stored")
+    parser.add_argument(
+        "notebooks", nargs="*", type=Path, help="notebooks to run (default: all in notebooks/ and its folders)"
+    )
+    parser.add_argument("--stored", action="store_true", help="run nothing; only fold stored text")
     given = parser.parse_args()
     for path in given.notebooks or sorted((REPOSITORY / "notebooks").rglob("[!.]*.ipynb")):
         start = time.monotonic()

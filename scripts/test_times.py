@@ -1,10 +1,10 @@
-"""Runs the tests and prints where their processor time goes: by part, by kind, by folder, and the most expensive tests.
+"""Run the tests and print their processor time: by part, by kind, by folder, and of the most expensive tests.
 
     python scripts/test_times.py                        # the whole suite, as `make test` runs it
     python scripts/test_times.py --top 20 tests/data    # any arguments of pytest may follow
 
 Processor time is user and system time. Time of child processes counts for the test that waits for them. Copies of
-`tests/support/quick_python.py` and kernels of notebooks are waited for by others: they are the row "other processes".
+`tests/support/quick_python.py` and kernels of notebooks count in the row "other processes".
 The share of activities comes from a sample of the running functions every 10 ms of processor time.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-# Part of a file name, and a function (empty for any), of what counts as an activity; the first that fits counts.
+# Name of an activity, part of a file name, and a function (empty for any function). The first match counts.
 ACTIVITIES = (
     ("capture of a step", "popgeo/capture/capture.py", "capture"),
     ("compilation of a captured step", "popgeo/engine/graph_runner.py", "GraphRunner.__init__"),
@@ -34,18 +34,18 @@ ACTIVITIES = (
     ("conformance kit", "popgeo/testing/", ""),
     ("imports", "importlib._bootstrap", ""),
 )
-STARTS_A_PROCESS = ("subprocess.Popen", "os.fork", "os.posix_spawn")  # events of Python's audit
+STARTS_A_PROCESS = ("subprocess.Popen", "os.fork", "os.posix_spawn")  # Python's audit events
 TOP = 50
 
 
 def processor_seconds() -> tuple[float, float]:
-    """Seconds of this process, and of the children that it has waited for."""
+    """Return the seconds of this process, and of the child processes that it has waited for."""
     used = os.times()
     return used.user + used.system, used.children_user + used.children_system
 
 
 class Worker:
-    """Measures in the process that runs tests: each report carries the seconds of its phase."""
+    """The measurement in the process that runs tests: each report gets the seconds of its phase."""
 
     def __init__(self, output: dict[str, Any]) -> None:
         self.output, self.samples = output, Counter[str]()
@@ -103,12 +103,12 @@ class Worker:
 
 
 def _is_of(frame: FrameType, owner: str) -> bool:
-    """Whether a method's frame belongs to an object of a class of this name; true without a name."""
+    """Check whether a method's frame belongs to an object of the class `owner`; True if `owner` is empty."""
     return not owner or type(frame.f_locals.get("self")).__name__ == owner
 
 
 class Table:
-    """Gathers the figures of all workers."""
+    """The figures of all workers."""
 
     def __init__(self) -> None:
         self.reports: list[Any] = []
@@ -122,12 +122,12 @@ class Table:
         self.workers.append(node.workeroutput["times"])
 
     def show(self, total: float, own: float, top: int) -> None:
-        """Prints every table.
+        """Print every table.
 
         Args:
-            total: Seconds of all processes.
-            own: Seconds of this process, which deals out the tests.
-            top: How many tests to list.
+            total: Processor time of all processes (s).
+            own: Processor time of this process, which distributes the tests (s).
+            top: Number of tests to list.
         """
         phases, kinds, folders, tests = (defaultdict[str, list[float]](lambda: [0.0, 0.0, 0]) for _ in range(4))
         for report in self.reports:
@@ -147,7 +147,7 @@ class Table:
         in_workers = sum(sum(worker["in all"]) for worker in self.workers)
         before = sum(phases[f"{part} of workers"][0] for part in ("start-up", "collection"))
         phases["pytest around tests"] = [in_workers - in_tests - before, 0.0, 0]
-        phases["process that deals out tests"] = [own, 0.0, 1]
+        phases["process that distributes tests"] = [own, 0.0, 1]
         phases["other processes"] = [0.0, total - own - in_workers, 0]
         samples = sum((Counter(worker["samples"]) for worker in self.workers), Counter[str]())
         _print("part", phases, total)
@@ -170,7 +170,7 @@ def _print(title: str, rows: dict[str, Any], total: float) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Called in each process, since pytest loads this file as a plug-in."""
+    """Register the measurement; pytest loads this file as a plug-in in each process."""
     output = getattr(config, "workeroutput", None)
     if output is not None:
         config.pluginmanager.register(Worker(output.setdefault("times", {})))
@@ -178,7 +178,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--top", type=int, default=TOP, help="how many tests to list")
+    parser.add_argument("--top", type=int, default=TOP, help="number of tests to list")
     given, arguments = parser.parse_known_args()
     table = Table()
     options = ["-q", "-n", "2", "--dist", "worksteal", "-p", "test_times"]

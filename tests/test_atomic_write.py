@@ -1,4 +1,4 @@
-"""A file is the old one or the new one at any moment."""
+"""At any moment, a file has its old content or its new content."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ def test_only_old_temporary_files_of_dead_processes_are_removed(tmp_path):
     left = f"run.pt.popgeo-{ended.pid}-{digits}.part"
     for name in (*mine, *kept, left):
         (tmp_path / name).write_text("mine")
-        if name != kept[1]:  # which is new
+        if name != kept[1]:  # the last file is new
             os.utime(tmp_path / name, (time.time() - 4000,) * 2)
     link = tmp_path / f"run.pt.popgeo-{ended.pid}-{digits.replace('0', 'f')}.part"
     link.symlink_to(tmp_path / "run.pt.part")

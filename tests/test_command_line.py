@@ -1,4 +1,4 @@
-"""Scripts end with one line where something outside them is wrong, and where Ctrl-C asks for it."""
+"""Scripts end with one line after an external error and after Ctrl-C."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""A misspelt argument is told with the one that was meant, and what is called so."""
+"""The error of a misspelt argument names the function and the intended argument."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""What the documents say is true: their code runs as it stands, their commands and links exist, the site is built."""
+"""The documents are correct: their code runs unchanged, their commands and links exist, the site builds."""
 
 import doctest
 import importlib.util
@@ -26,12 +26,12 @@ FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
 def name(page: Path) -> str:
-    """What a test of a page is called."""
+    """Return the name of a page's test."""
     return str(page.relative_to(REPOSITORY))
 
 
 def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str, str]]:
-    """The fenced blocks of a page in these languages: first line, language, text."""
+    """Yield the fenced blocks of a page in some languages: first line, language, text."""
     text = page.read_text()
     for found in re.finditer(r"^```(\w+)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
         if found[1] in languages:
@@ -39,14 +39,14 @@ def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str, str]]:
 
 
 def installed(code: str) -> bool:
-    """Whether the packages that a block imports are here."""
+    """Check whether the packages that a block imports are installed."""
     return all(importlib.util.find_spec(module) for module in re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE))
 
 
 def run_page(page: Path) -> None:
-    """Runs the Python blocks of a page in order, in one namespace, and compares what sessions print.
+    """Run the Python blocks of a page in order, in one namespace, and compare the output of sessions.
 
-    A block of the language `py` needs an optional package, and is left out where that is missing.
+    A block of the language `py` needs an optional package, and is left out if the package is missing.
     """
     namespace: dict[str, object] = {"__name__": "__main__"}
     runner = doctest.DocTestRunner(optionflags=FLAGS, verbose=False)
@@ -58,7 +58,7 @@ def run_page(page: Path) -> None:
             exec(compile("\n" * line + text, page, "exec"), namespace)
         else:
             session = doctest.DocTestParser().get_doctest(text, namespace, name(page), str(page), line)
-            session.globs = namespace  # what a session defines, the next block sees
+            session.globs = namespace  # the next block sees the names of this session
             runner.run(session, out=said.write, clear_globs=False)
     assert not runner.failures, said.getvalue()
 
@@ -85,7 +85,7 @@ def test_a_page_that_is_wrong_is_found_out(tmp_path: Path, monkeypatch: pytest.M
 def test_the_code_of_the_readme_runs_in_an_interpreter_of_its_own(block: str, tmp_path: Path):
     assert block.count("[:2000]") == 1
     block = block.replace("[:2000]", "[:300]")  # fewer molecules, the same code
-    # Two of pytest's workers would fight for the cores.
+    # One thread, because pytest's workers share the cores.
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
         [*quick_python.command(), "-c", block],
@@ -129,14 +129,14 @@ def test_nobody_is_told_to_install_popgeo_from_an_index_that_does_not_have_it():
 
 
 def test_the_readme_is_read_in_five_minutes():
-    assert len(README.read_text().splitlines()) <= 110, "take a table to a page of the site"
+    assert len(README.read_text().splitlines()) <= 110, "move a table to a page of the site"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_the_links_of_a_page_lead_somewhere(page: Path):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)  # `layers[0](x)` is no link
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-    made = {"notebooks/index.md", "../notebooks/index.md"}  # by docs/conf.py, which copies the notebooks, too
+    made = {"notebooks/index.md", "../notebooks/index.md"}  # by docs/conf.py, which also copies the notebooks
     made |= {f"../notebooks/{path.name}" for path in (REPOSITORY / "notebooks").glob("*.ipynb")}
     assert [link for link in links if link not in made and not (page.parent / link).exists()] == []
 
@@ -150,7 +150,7 @@ def test_the_index_of_the_reference_has_a_line_for_each_page():
     index = (REPOSITORY / "docs" / "api" / "index.md").read_text()
     described = re.findall(r"^\| \[[^\]]+\]\((\w+)\.md\) \| \S.*\|$", index, flags=re.MULTILINE)
     in_the_sidebar = index.partition(":maxdepth: 1\n\n")[2].removesuffix("```\n").split()
-    assert described == in_the_sidebar  # in one order
+    assert described == in_the_sidebar  # in the same order
     assert {*described} == {page.stem for page in GUIDES if page.parent.name == "api"} - {"index"}
 
 
@@ -189,12 +189,12 @@ def test_the_picture_of_the_folders_is_what_the_imports_say(monkeypatch: pytest.
 
 
 def test_contributing_is_a_short_read():
-    assert len(CONTRIBUTING.read_text().split()) <= 600, "take details to docs/house.md"
+    assert len(CONTRIBUTING.read_text().split()) <= 600, "move details to docs/house.md"
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path):
     pytest.importorskip("sphinx", reason="sphinx is not installed: pip install '.[docs]' in a clone")
-    # Half of the time would go into what the theme does to each page, and a fifth into the garbage collector.
+    # The default theme would take half of the time, and the garbage collector a fifth.
     build = "import gc, sys; from sphinx.cmd.build import main; gc.disable(); sys.exit(main(sys.argv[1:]))"
     options = ["-W", "--keep-going", "-q", "-D", "html_theme=basic", "-D", "html_permalinks=0", "-b", "html", "docs"]
     run = subprocess.run(
@@ -209,18 +209,18 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path):
     pages = [page.read_text() for page in tmp_path.rglob("*.html")]
     words = [alt for page in pages for alt in re.findall(r'<img [^>]*?alt="([^"]*)"', page)]
     assert len(words) > 40
-    assert [alt for alt in words if not alt or re.search(r"\.(png|svg)$", alt)] == [], "pictures that nobody describes"
-    inventory = (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]  # a line a name, after four of words
+    assert [alt for alt in words if not alt or re.search(r"\.(png|svg)$", alt)] == [], "pictures without a description"
+    inventory = (
+        (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    )  # one line per name, after four lines of text
     described = {line.split()[0] for line in zlib.decompress(inventory).decode().splitlines()}
     for face in MODULES:
         module = importlib.import_module(face)
-        held = (
-            (name, getattr(module, name)) for name in dir(module)
-        )  # names that are imported when they are asked for
+        held = ((name, getattr(module, name)) for name in dir(module))  # includes lazily imported names
         own = [n for n, one in held if isinstance(one, type | FunctionType) and one.__module__.startswith("popgeo")]
         public = [name for name in own if not name.startswith("_")]
         assert public
-        # What stands at the top of the package, too, is described once, where its part is.
+        # Names that are also at the top of the package are described only in their module.
         assert [name for name in public if not any(f"{part}.{name}" in described for part in MODULES)] == []
         if face != "popgeo":
             begin, _, rest = (tmp_path / "api" / f"{face.rpartition('.')[2]}.html").read_text().partition("</table>")
@@ -238,5 +238,5 @@ def test_every_promise_names_a_test_that_is_there():
     rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| ")]
     promises = [row for row in rows if row[-1].strip() not in ("shown by", "---")]
     without = [row[0].strip() for row in promises if "`tests/" not in row[-1] and "the same" not in row[-1]]
-    # Of the one thing that nothing is promised of there is nothing to show.
+    # The row about pickle promises nothing, so it needs no test.
     assert [what for what in without if "pickle" not in what] == []

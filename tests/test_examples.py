@@ -1,4 +1,4 @@
-"""Every example runs on small settings and shows what it claims."""
+"""Every example runs with small settings and confirms its claims."""
 
 import gzip
 import re
@@ -23,7 +23,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Iterator[Run]:
-    """Runs a script as `python script arguments` does, and gives what it printed."""
+    """Yield a function that runs a script as `python script arguments` does, and returns its output."""
 
     def run_script(path: str | Path, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [str(path), *arguments])
@@ -32,12 +32,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Itera
         return capsys.readouterr().out
 
     yield run_script
-    take_names_back()  # what an example of PopTorch's has enabled
+    take_names_back()  # names enabled by a PopTorch example
 
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """torch.compile as if nothing had been compiled in this process."""
+    """Reset torch.compile before and after a test."""
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -45,7 +45,7 @@ def fresh_compiler() -> Iterator[None]:
     counters.clear()
 
 
-NEEDS = {  # the package, and the extra that brings it
+NEEDS = {  # the package, and popgeo's extra with the package
     "copper_stress.py": ("vesin", "atoms"),
     "graph_in_database.py": ("ladybug", "stores"),
     "lightning_schnet.py": ("lightning", "trainers"),
@@ -64,7 +64,7 @@ def skip_without(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-@pytest.mark.filterwarnings("ignore")  # of the trainers' own
+@pytest.mark.filterwarnings("ignore")  # warnings of the trainers
 def test_every_example_explains_itself(path: Path, run: Run, capsys: pytest.CaptureFixture):
     skip_without(path.name)
     with pytest.raises(SystemExit) as ended:
@@ -81,7 +81,7 @@ def test_stress_of_copper_is_learned_and_asked_for_its_lattice_constant(run: Run
 
 
 def numbers(pattern: str, printed: str) -> list[float]:
-    """The number in each match of a pattern."""
+    """Return the number in each match of a pattern."""
     return [float(found) for found in re.findall(pattern, printed)]
 
 
@@ -161,7 +161,7 @@ def test_gin_classifies_mutag(run: Run, shared_data: Path, tmp_path: Path):
     shutil.copytree(shared_data / "tu/MUTAG", tmp_path / "MUTAG")
     small = ("--folds", "2", "--epochs", "5", "--hidden", "16")
     printed = run("gin_tudataset.py", "--root", str(tmp_path), "--name", "MUTAG", *small)
-    assert numbers(r"MUTAG: ([\d.]+) %", printed)[0] > 66  # the share of the larger class
+    assert numbers(r"MUTAG: ([\d.]+) %", printed)[0] > 66  # the share of the larger class in %
 
 
 def test_classes_of_different_sizes_are_told_apart_as_well_as_by_pyg(run: Run, shared_data: Path, tmp_path: Path):
@@ -210,7 +210,7 @@ def test_gps_plus_plus_in_stages_is_what_it_is_on_one_ipu_and_its_plan_has_a_pag
     assert "<h1>GPS++ on 4 Bow IPUs</h1>" in (tmp_path / "new" / "plan.html").read_text()
 
 
-@pytest.mark.filterwarnings("ignore")  # of PyG, on atoms that rdkit cannot read
+@pytest.mark.filterwarnings("ignore")  # PyG's warnings about atoms that rdkit cannot read
 def test_one_trunk_is_trained_on_three_datasets(run: Run, shared_data: Path, tmp_path: Path):
     pytest.importorskip("rdkit", reason="rdkit is not installed: pip install '.[molecules]' in a clone")
     (tmp_path / "QM9").mkdir()
@@ -228,7 +228,7 @@ def test_one_trunk_is_trained_on_three_datasets(run: Run, shared_data: Path, tmp
 
 
 def write_zinc(source: Path, root: Path, num_molecules: int) -> None:
-    """A root of PyG's ZINC that holds the first molecules of each split, as if PyG had processed them."""
+    """Write a root of PyG's ZINC with the first molecules of each split, in PyG's processed form."""
     with np.load(source) as held:
         arrays = {name: held[name] for name in held.files}
     atoms, edges = (np.concatenate([[0], arrays[f"num_{kind}"].cumsum(dtype=int)]) for kind in ("atoms", "edges"))
@@ -253,7 +253,7 @@ def write_zinc(source: Path, root: Path, num_molecules: int) -> None:
 
 
 def write_qm9(source: Path, root: Path, num_molecules: int) -> None:
-    """A root of PyG's QM9 that holds the first molecules of the shared file, as if PyG had processed them."""
+    """Write a root of PyG's QM9 with the first molecules of the shared file, in PyG's processed form."""
     with np.load(source) as held:
         ends, bonds = (np.cumsum(held[f"num_{kind}"][:num_molecules], dtype=int) for kind in ("atoms", "bonds"))
         parts = [np.split(held[name][: ends[-1]], ends[:-1]) for name in ("z", "pos")]
@@ -328,7 +328,7 @@ def test_the_files_that_others_publish_are_read_as_they_are(tmp_path: Path):
     }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore")  # of transformers' own
+@pytest.mark.filterwarnings("ignore")  # warnings of transformers
 def test_gpt2_is_planned_over_stages_without_its_weights(run: Run):
     skip_without("gpt2_on_ipus.py")
     size = ["--layers", "2", "--width", "64", "--heads", "2", "--sequence", "16"]
@@ -376,7 +376,7 @@ def test_a_knowledge_graph_is_completed_the_better_the_longer(run: Run, shared_d
     assert numbers(r"test MRR ([\d.]+)", printed)[0] > 0.4
 
 
-@pytest.mark.filterwarnings("ignore")  # of scikit-learn's own
+@pytest.mark.filterwarnings("ignore")  # warnings of scikit-learn
 def test_digits_are_learned_by_the_program_for_ipus_as_by_the_one_in_pytorch(run: Run):
     skip_without("digits_poptorch.py")
     printed = run("digits_poptorch.py", "--epochs", "2", "--device-iterations", "5")

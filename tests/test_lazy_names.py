@@ -1,4 +1,4 @@
-"""Old names work until their end, with a warning that gives the new name."""
+"""Old names work until their announced end, with a warning that contains the new name."""
 
 import re
 
@@ -20,4 +20,4 @@ def test_an_old_name_is_the_new_one_and_warns_until_its_end(old: str):
     module, _, name = new.rpartition(".")
     assert found is getattr(getattr(popgeo, module.rpartition(".")[2]), name)
     now = tuple(map(int, popgeo.__version__.split(".")[:2]))
-    assert now < tuple(map(int, end.split("."))), f"take {old} out of popgeo.lazy_names.RENAMED"
+    assert now < tuple(map(int, end.split("."))), f"remove {old} from popgeo.lazy_names.RENAMED"

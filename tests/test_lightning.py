@@ -1,4 +1,4 @@
-"""Lightning trains a compiled step as it trains an eager module: counts, checkpoints, schedules, logs, resuming."""
+"""Lightning trains a compiled step like an eager module: counts, checkpoints, schedules, logs, resuming."""
 
 import csv
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ from tests.loader.test_trainers import by_two_processes, skip_without
 from tests.test_documents import REPOSITORY, blocks
 
 GUIDE = REPOSITORY / "docs" / "guides" / "training.md"
-pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of Lightning
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _lightning():
 
 
 def both(folder: Path, *, model=None, schedule="cycle", callbacks=list, **choices):
-    """Trainers and modules after equal runs, the eager one first."""
+    """Return trainers and modules after equal runs, the eager run first."""
     from lightning.pytorch.loggers import CSVLogger
 
     from tests.support import lightning_runs as runs

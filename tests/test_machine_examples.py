@@ -1,4 +1,4 @@
-"""What the examples of the machine claim holds: throughput against the published IPU, the picture against the GPU."""
+"""The claims of the machine's examples hold: throughput and published IPU, the picture and the GPU."""
 
 import importlib.util
 import resource

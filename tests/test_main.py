@@ -1,4 +1,4 @@
-"""The main job, from the command line to the files it leaves."""
+"""The main job, from the command line to its files."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ SMALL = ("--limit", "300", "--epochs", "2", "--hidden-channels", "8", "--num-int
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """One small run: the folder it wrote and what it printed."""
+    """Run the main job once; return its folder and its output."""
     folder, printed = tmp_path_factory.mktemp("main") / "new" / "run", io.StringIO()
     with contextlib.redirect_stdout(printed):
         assert main([*SMALL, "--out", str(folder)]) == 0

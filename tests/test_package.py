@@ -1,4 +1,4 @@
-"""What a user installs: the wheel holds all it needs, and runs the main job away from the source."""
+"""The wheel that a user installs: it is complete, and runs the main job without the source."""
 
 import importlib
 import os
@@ -18,11 +18,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the sdist, built from the source, and the wheel, built from the sdist."""
+    """Build the sdist from the source and the wheel from the sdist; return the folder."""
     pytest.importorskip("build")
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(REPOSITORY)]
-    # Every file is compiled, but not again for each kind of processor, and nobody asks how fast the result is.
+    # Compile each file only once and without optimisation, since the speed does not matter here.
     quickly = os.environ | {"CXXFLAGS": "-O0", "POPGEO_ISAS": "none"}
     run = subprocess.run(command, env=quickly, capture_output=True, text=True, timeout=400)
     assert run.returncode == 0, run.stdout + run.stderr

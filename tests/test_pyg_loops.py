@@ -1,7 +1,7 @@
-"""Loops in the manner of PyG's examples print the same metrics with a fixed-size loader as with PyG's own.
+"""Loops like PyG's examples print the same metrics with a fixed-size loader as with PyG's own loader.
 
-Each loop runs twice: on batches of PyG, and on batches of fixed size with the same graphs in the same order. It knows
-the difference only by the words of the table in `docs/from_pyg.md`.
+Each loop runs twice: on PyG's batches, and on batches of fixed size with the same graphs in the same order. The only
+differences are the changes in the table of `docs/from_pyg.md`.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ NUM_GRAPHS, BATCH = 11, 4  # the last batch of PyG has three graphs
 
 
 def some_graphs() -> list[Data]:
-    """Graphs of several sizes with a class, a target, tasks that are partly unknown, and labels of nodes."""
+    """Return graphs of several sizes with a class, a target, partly unknown tasks, and labels of nodes."""
     torch.manual_seed(0)
     graphs = []
     for i in range(NUM_GRAPHS):
@@ -44,13 +44,13 @@ RECIPE = AttrNamePadding({"y": -100, "tasks": torch.nan})  # labels of padding, 
 
 
 def mask_of(batch: Data, level: str) -> Tensor:
-    """True for what is real: of PyG's batches, all."""
+    """Return the mask of real graphs, nodes or edges; all True for PyG's batches."""
     real = torch.ones(getattr(batch, f"num_{level}"), dtype=torch.bool)
     return batch.to_dict().get(f"{level}_mask", real)
 
 
 def number_of(batch: Data, level: str) -> int:
-    """The number of real graphs, nodes or edges, by the short name that a batch of fixed size has for it."""
+    """Return the number of real graphs, nodes or edges."""
     is_ours = hasattr(batch, "num_real_graphs")
     return getattr(batch, f"num_real_{level}" if is_ours else f"num_{level}")
 
@@ -228,7 +228,7 @@ def regresses_edges(loader):
     return total, error
 
 
-# Large graphs: PyG samples by extensions, so batches with all neighbors are made by hand in its form.
+# Large graphs: PyG's sampling needs extensions, so this test makes batches with all neighbors itself.
 
 WHOLE = random_graph()
 WHOLE.x = WHOLE.x / 100
@@ -237,7 +237,7 @@ SEEDS = torch.arange(50, 5, -2)
 
 
 class Plain(list):
-    """Batches that stand for those of a loader of PyG."""
+    """Batches in place of the batches of a PyG loader."""
 
     dataset = range(len(SEEDS))
 
@@ -247,7 +247,7 @@ def in_batches(ids: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def with_all_neighbors(data: Data, seeds: Tensor, size: int) -> Plain:
-    """What `NeighborLoader(data, [-1, -1], seeds, batch_size=size)` yields."""
+    """Return the batches of `NeighborLoader(data, [-1, -1], seeds, batch_size=size)`."""
     made = Plain()
     for places, own in in_batches(seeds, size):
         nodes, _, _, _ = k_hop_subgraph(own, 2, data.edge_index, num_nodes=data.num_nodes)
@@ -263,7 +263,7 @@ def with_all_neighbors(data: Data, seeds: Tensor, size: int) -> Plain:
 
 
 class Layers(nn.Module):
-    """Two layers whose results at the seeds need two hops."""
+    """Two layers; their results at the seeds need two hops."""
 
     def __init__(self, out_channels: int = 4) -> None:
         super().__init__()
@@ -335,7 +335,7 @@ LINKS, OF_LINKS = WHOLE.edge_index[:, ::9], torch.arange(27) % 2.0
 
 
 def with_links(data: Data, links: Tensor, labels: Tensor, size: int) -> Plain:
-    """What `LinkNeighborLoader` yields for given links, on the whole graph."""
+    """Return the batches of `LinkNeighborLoader` for given links, on the whole graph."""
     return Plain(
         Data(x=data.x, edge_index=data.edge_index, edge_label_index=links[:, own], edge_label=labels[own], input_id=own)
         for _, own in in_batches(torch.arange(len(labels)), size)
@@ -377,7 +377,7 @@ PARTS = torch.arange(WHOLE.num_nodes) % 4
 
 
 def of_parts(data: Data) -> Plain:
-    """What `ClusterLoader` yields for one cluster a batch, in order."""
+    """Return the batches of `ClusterLoader` with one cluster per batch, in order."""
     made = Plain()
     for part in range(4):
         own = (part == PARTS).nonzero().flatten()
@@ -428,7 +428,7 @@ PAPERS = torch.arange(25, 2, -1)
 
 
 def papers_with_all_authors(data: HeteroData, size: int) -> Plain:
-    """What `NeighborLoader(data, [-1], ("paper", PAPERS), batch_size=size)` yields, with all nodes."""
+    """Return the batches of `NeighborLoader(data, [-1], ("paper", PAPERS), batch_size=size)`, with all nodes."""
     made = Plain()
     for places, own in in_batches(PAPERS, size):
         batch = HeteroData()

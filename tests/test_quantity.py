@@ -1,4 +1,4 @@
-"""One size is written in one way: by `quantity`, in thousands, in reports and pages alike."""
+"""A size has one form, made by `quantity` in thousands, in reports and pages."""
 
 import re
 
@@ -16,7 +16,7 @@ def test_a_size_never_shows_four_digits_before_its_point():
 
 
 def test_no_part_of_the_package_or_its_pages_counts_bytes_in_two_ways():
-    # The maker's own words, 624 KiB, stand once in the docstring of the target and once on the page of the model.
+    # The manufacturer's 624 KiB appears in the docstring of the target and on the page of the cost model.
     allowed = {"popgeo/ipu/target.py", "docs/cost_model.md"}
     folders = ("popgeo", "docs", "benchmarks", "examples", "scripts")
     files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*") if path.suffix in (".py", ".md")]

@@ -1,4 +1,4 @@
-"""An attribute of a different library's object is replaced while a block runs, and as it was afterwards."""
+"""An attribute of another library's object is replaced during a block and restored afterwards."""
 
 from types import SimpleNamespace
 

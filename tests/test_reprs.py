@@ -1,4 +1,4 @@
-"""What an object says of itself is what a user wants to know."""
+"""The repr of an object contains the facts that a user needs."""
 
 import functools
 import io
@@ -144,7 +144,7 @@ def test_filling_counts_real_slots_of_every_type():
 
 
 class Cells(HTMLParser):
-    """Collects the text of a table and refuses tags that are not closed."""
+    """A parser that collects the text of a table and refuses tags without an end."""
 
     def __init__(self):
         super().__init__()
@@ -187,7 +187,7 @@ def test_every_module_names_its_settings():
 
 
 class Terminal(io.StringIO):
-    """A screen that somebody looks at."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -195,7 +195,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """At each look at the clock a second is gone."""
+    """Make the clock advance by a second at each call."""
     clock = iter(range(100_000))
     monkeypatch.setattr("tqdm.std.time", lambda: next(clock))
 

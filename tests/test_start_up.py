@@ -1,4 +1,4 @@
-"""What a process imports before it does something: no more than the something needs."""
+"""A process imports only the packages that its task needs."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ HEAVY = "torch torch_geometric torch._dynamo sympy pandas scipy matplotlib"
 
 
 def imported_by(program: str) -> set[str]:
-    """Which of the heavy packages a program has imported in a process of its own."""
+    """Run a program in a new process; return the heavy packages that it imported."""
     ends = f"\nimport sys\nprint(*(name for name in {HEAVY.split()} if name in sys.modules))"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     run = subprocess.run([sys.executable, "-c", program + ends], env=environment, capture_output=True, text=True)
@@ -29,7 +29,7 @@ def imported_by(program: str) -> set[str]:
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """The processor time, user and system, of the processes that a call starts and waits for."""
+    """Return the processor time (s), user and system, of the processes that a call starts and waits for."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -66,7 +66,7 @@ assert sorted(sample.node.tolist()) == [0, 1, 2]
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a small model."""
+    """Export a small model; return its file."""
     graphs = [Data(x=torch.ones(n, 4), edge_index=torch.tensor([[0], [1]])) for n in (2, 9, 5)]
     sizes = popgeo.FixedSizeOptions(num_nodes=32, num_edges=8, num_graphs=4)
     path = tmp_path_factory.mktemp("exported") / "gin.pt2"

@@ -1,4 +1,4 @@
-"""The walk-through of the case study runs by PopTorch's names, and its loss falls."""
+"""The case study runs with PopTorch's names, and its loss falls."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from tests.support import quick_python
 
 def test_the_quick_run_prints_losses_beside_the_published_ones(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    environment["POPGEO_SHARED_DATA"] = str(tmp_path)  # holds nothing, so the bundled molecules stand in
+    environment["POPGEO_SHARED_DATA"] = str(tmp_path)  # empty, so the script uses the bundled molecules
     command = [*quick_python.command(), str(REPOSITORY / "benchmarks" / "case_study.py"), "--quick"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

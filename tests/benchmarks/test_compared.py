@@ -1,4 +1,4 @@
-"""The comparison of docs/compared.md rests on what the packages say when asked, not on memory."""
+"""The comparison in docs/compared.md agrees with the installed packages."""
 
 import importlib.util
 import re

@@ -13,7 +13,7 @@ from tests.support import quick_python
     ("script", "claim"), [("executor.py", "x faster, compiled in"), ("end_to_end.py", "x as fast as dynamic")]
 )
 def test_a_benchmark_prints_its_ratio(script, claim):
-    # Two of pytest's workers would fight for the cores.
+    # One thread, because pytest's workers share the cores.
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [*quick_python.command(), str(REPOSITORY / "benchmarks" / script), "--quick"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

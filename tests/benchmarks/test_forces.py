@@ -1,4 +1,4 @@
-"""The benchmark of forces runs, on random molecules too, and compares what it promises."""
+"""The benchmark of forces runs, also on random molecules, and prints its comparisons."""
 
 import importlib.util
 import sys

@@ -23,7 +23,7 @@ def printed_by(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_fixed_sizes_make_one_graph_and_ordinary_ones_more(monkeypatch, capsys):
     *_, counts = printed_by("recompilations.py", monkeypatch, capsys, "--quick").splitlines()
     name, fixed, automatic, static = counts.split()
-    assert (name, fixed, static) == ("graphconv", "1", "3")  # of three batches, whose ordinary sizes differ
+    assert (name, fixed, static) == ("graphconv", "1", "3")  # one graph per size of three ordinary batches
     assert int(automatic) > 1
 
 

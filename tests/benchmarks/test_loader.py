@@ -1,4 +1,4 @@
-"""The benchmark of the loader runs, on made-up molecules too."""
+"""The benchmark of the loader runs, also on random molecules."""
 
 import subprocess
 from pathlib import Path

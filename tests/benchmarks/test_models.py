@@ -1,4 +1,4 @@
-"""The benchmark of the models runs, on real molecules and on random ones, and prints the ratios it promises."""
+"""The benchmark of the models runs, on real molecules and on random molecules, and prints its ratios."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""The benchmark of stores on disk runs and prints every figure beside its goal."""
+"""The benchmark of stores on disk runs and prints every figure next to its goal."""
 
 import importlib.util
 import sys

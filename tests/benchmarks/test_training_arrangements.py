@@ -1,4 +1,4 @@
-"""The benchmark behind the page on training trains every arrangement, with the sizes that it names."""
+"""The benchmark of the training guide trains every arrangement with its stated sizes."""
 
 import importlib.util
 import math
@@ -18,7 +18,9 @@ def test_every_arrangement_trains_on_as_many_graphs_as_it_says(monkeypatch):
     specification.loader.exec_module(script)
     table = script.compare(list(Molecules()[:300]), updates=8, seeds=2)
     assert table["batches"].tolist() == [arrangement.name for arrangement in script.ARRANGEMENTS]
-    for arrangement, counts, error in zip(script.ARRANGEMENTS, table["graphs a batch"], table.iloc[:, 2], strict=True):
+    for arrangement, counts, error in zip(
+        script.ARRANGEMENTS, table["graphs per batch"], table.iloc[:, 2], strict=True
+    ):
         mean = float(re.match(r"[\d.]+", counts)[0])
         assert math.isclose(mean, arrangement.graphs, rel_tol=0.15), arrangement.name
         assert 0 < float(re.match(r"[\d.]+", error)[0]) < 10

@@ -1,4 +1,4 @@
-"""No shape in a captured program depends on data; what does is refused, with the line and what to write instead."""
+"""No shape in a captured program depends on data; such code is refused, with its line and a remedy."""
 
 import linecache
 import re
@@ -16,7 +16,7 @@ from tests.support.small_models import Stray
 
 
 def graphs_of(x: Tensor) -> Tensor:
-    """A graph for each node, that no constant tells."""
+    """Compute the graph of each node from data."""
     return (x[:, 0] > 1).long()
 
 
@@ -166,8 +166,8 @@ def test_the_static_check_reads_true_sizes_from_indices():
 
 def size_of_what_is_written(x: Tensor) -> Tensor:
     sizes = torch.zeros(3)
-    sizes[0:1].add_(x.sum())  # unknown from here on
-    y = x + torch.ones(int(sizes.max()) + 4)  # 5, as if a number were 1
+    sizes[0:1].add_(x.sum())  # values unknown from this line on
+    y = x + torch.ones(int(sizes.max()) + 4)  # 5, with 1 in place of an unknown number
     return y[y > 0]
 
 
@@ -221,7 +221,7 @@ def test_a_function_is_checked_as_a_module_is():
 def test_operations_know_phase_submodule_and_line():
     step = ipu.training_model(SchNetLoss()).compile(**make_molecules(0))
     assert {op.module for op in step.graph.ops if "cfconv" in op.target} >= {"net.interactions.1.conv"}
-    graph = step.captured.expanded.graph  # as the machine accounts for it
+    graph = step.captured.expanded.graph  # the graph that the machine's costs are computed for
     matmuls = [op for op in graph.ops if op.target == "aten.mm.default"]
     assert {op.phase for op in graph.ops} == {"forward", "backward"}
     assert {op.module for op in matmuls} >= {"net.interactions.0.conv.lin1", "net.interactions.1.mlp.2"}

@@ -1,6 +1,6 @@
-"""What eager code refuses by its values is refused, or is NaN, where the code was captured: every check of the package.
+"""Values that eager code refuses are refused, or give NaN, in captured code: every check of values in the package.
 
-The sources are searched for checks of values, so that a check that is new must have a case here.
+The test searches the sources for checks of values, so every new check needs a case here.
 """
 
 import ast
@@ -34,7 +34,7 @@ SORTED, UNSORTED, LARGE = (torch.tensor(graph) for graph in ([0, 0, 0, 1, 1], [0
 POS = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 NAN, INFINITE = (torch.where(torch.arange(15).view(5, 3) == 7, value, POS) for value in (torch.nan, torch.inf))
 Z, X = torch.ones(5, dtype=torch.long), torch.arange(10.0).view(5, 2)
-# Functions that look at values in eager code only, because the operation behind them looks again when it runs.
+# The mark of functions that check values only in eager code, because the called operation checks them again.
 ONLY_EAGER = " (only in eager code)"
 LOOKS_AGAIN = {"ops/channel_rows.py:of", "ops/segment.py:gather_coo"}
 
@@ -93,7 +93,7 @@ PADDED = torch.tensor([True, True, True, True, False])
 WIDE = INDEX.unsqueeze(1).repeat(1, 2)
 
 NOWHERE = [(NAN, SORTED), (INFINITE, SORTED)]
-# The function, arguments that it takes, and arguments that it refuses.
+# The function, valid arguments, and refused arguments.
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], list[tuple[Tensor, ...]]]] = {
     "knn": (found_by(ops.knn, k=2), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED), *NOWHERE]),
     "pairs": (found_by(ops.pairs), (POS, SORTED), [(POS, LARGE), (POS, UNSORTED), *NOWHERE]),
@@ -151,7 +151,7 @@ class Function(nn.Module):
 
 
 def refuses(run: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> bool:
-    """Whether nothing that looks right comes out."""
+    """Check whether a call raises an error or returns NaN."""
     try:
         result = run(*arguments)
     except (ValueError, RuntimeError, IndexError):
@@ -170,7 +170,7 @@ def test_what_eager_code_refuses_is_refused_or_nan_when_compiled(name):
         with pytest.raises((ValueError, RuntimeError, IndexError)):
             model(*arguments)
         assert refuses(compiled, arguments)
-    torch.testing.assert_close(compiled(*right), expected)  # and goes on
+    torch.testing.assert_close(compiled(*right), expected)  # a valid call still works
 
 
 @pytest.mark.parametrize("name", ["pairs", "SchNet without shifts", "padded attention", "classes"])
@@ -196,7 +196,7 @@ def test_a_plan_of_another_index_is_never_used(reduce):
 
 
 def checks_of(path: Path) -> Iterator[str]:
-    """The functions of a file that call `require`, and those that raise where nothing is captured only."""
+    """Yield the functions of a file that call `require`, and functions that raise only in eager code."""
     has_require = "from popgeo.ops.refusals import require" in text_of(path)
     for node in ast.walk(parsed(text_of(path))):
         if isinstance(node, ast.FunctionDef):
@@ -221,7 +221,9 @@ def _asks_for_eager(branch: ast.If) -> bool:
         for statement in branch.body
         for part in ast.walk(statement)
     )
-    return asks and refused and not isinstance(branch.test, ast.UnaryOp)  # unless it says what cannot be captured
+    return (
+        asks and refused and not isinstance(branch.test, ast.UnaryOp)
+    )  # a negated test refuses code that cannot be captured
 
 
 def test_every_check_of_values_has_a_case(monkeypatch):

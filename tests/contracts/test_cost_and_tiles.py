@@ -56,9 +56,9 @@ FOLLOWED = {
     "matmul": Agreement(
         planned_only=frozenset({"lay out both matrices"}),
         bytes=(0.95, 2.0),
-        why="A vertex takes its operands as they come, not in blocks. A sum may lie where none of its parts was made, "
-        "and then all of them come from elsewhere: both instead of one, 8 instead of 7. Sizes are multiples of the "
-        "matrix unit's blocks: others are planned to be cut between blocks and are cut evenly.",
+        why="A vertex reads its operands without blocks. A sum may be on a tile that made none of its parts, and then "
+        "receives all of them: both instead of one, 8 instead of 7. Sizes are multiples of the matrix unit's blocks: "
+        "for other sizes the plan cuts between blocks, the program evenly.",
     ),
     "elementwise": Agreement(),
     "movement": Agreement(),
@@ -66,8 +66,8 @@ FOLLOWED = {
         run_only=frozenset({"combine partial results, groups", "combine partial results"}),
         bytes=(0.0, 2.0),
         cycles=(0.1, 1.0),
-        why="Results lie linearly, 128 bytes a tile at least, so they are combined on few tiles, after groups of "
-        "them on many; the plan combines them at once where that is quicker.",
+        why="The layout of results is linear with at least 128 bytes per tile, so few tiles combine them, after many "
+        "tiles combined groups; the plan combines them at once if that is faster.",
     ),
     "fused": Agreement(
         planned_only=frozenset({"fill", "multiply"}),
@@ -80,17 +80,17 @@ FOLLOWED = {
     ),
 }  # fmt: skip
 WHOLE = {
-    "norms": "a tile takes whole rows, or channels, and torch's operation does all passes over them at once",
-    "attention": "a tile takes whole heads, whose products and softmax are one operation of torch",
-    "convolution": "a tile takes whole samples instead of positions and channels",
-    "pooling": "a tile takes whole samples, of which there may be fewer than tiles",
-    "distances": "a tile takes rows of the first set and all of the second, without the product of matrices",
-    "sorting": "a tile sorts whole rows, which are not compared and swapped between tiles",
+    "norms": "a tile has whole rows or channels, and torch's operation does all passes over them at once",
+    "attention": "a tile has whole heads; their products and softmax are one operation of torch",
+    "convolution": "a tile has whole samples instead of positions and channels",
+    "pooling": "a tile has whole samples, and there may be fewer samples than tiles",
+    "distances": "a tile has rows of the first set and all rows of the second, without a matrix product",
+    "sorting": "a tile sorts whole rows, without comparisons and swaps between tiles",
 }
 APART = {
     "losses": "they run on one tile",
-    "control": "its bodies' operations are of other families",
-    "view": "no step is run for a view",
+    "control": "the operations of its bodies belong to other families",
+    "view": "a view needs no step",
 }
 
 ROWS, COLUMNS = torch.randn(512, 96), torch.randn(96, 512)
@@ -168,7 +168,7 @@ def stages_of(plan: Plan, without: Collection[str] = ()) -> list[Stage]:
 def differences(planned: OpCost, done: Sequence[Done], agreement: Agreement) -> list[str]:
     """Return a sentence for each difference between a program and its plan that the agreement does not allow."""
     stages = stages_of(planned.plan, agreement.planned_only)
-    # An operation of one compute set has its name; those of several are called what they do.
+    # A single compute set has the operation's name; several compute sets are named after their work.
     names = [one.name or stages[0].name for one in done]
     names = ["add" if name == "add shards" else name for name in names]
     found = []
@@ -178,8 +178,8 @@ def differences(planned: OpCost, done: Sequence[Done], agreement: Agreement) -> 
             found += _beyond(f"{name}: cycles", one.cycles, stage.cycles, agreement.cycles)
             found += _beyond(f"{name}: bytes", one.bytes_in, stage.bytes_in, agreement.bytes)
         elif name not in agreement.run_only:
-            found.append(f"{name} is run and not planned")
-    return found + [f"{stage.name} is planned and not run" for stage in stages]
+            found.append(f"{name} runs, but is not planned")
+    return found + [f"{stage.name} is planned, but does not run" for stage in stages]
 
 
 def _beyond(what: str, run: float | None, planned: float, limits: tuple[float, float]) -> list[str]:

@@ -1,4 +1,4 @@
-"""No model makes denormal numbers, over which processors take up to a hundred times as long."""
+"""No model makes denormal numbers, which can slow processors down a hundred times."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ CUTOFF = 5.0
 
 
 def make_sharp_model(name: str) -> nn.Module:
-    """A model of the contracts in float32; where it expands distances, in Gaussians as narrow as published models'."""
+    """Return a contract model in float32, with Gaussians of distances as narrow as in published models."""
     model = make_model(name, torch.float32)
     if isinstance(model, SchNet):
         model.distance_expansion = GaussianSmearing(0.0, CUTOFF, 50)
@@ -23,7 +23,7 @@ def make_sharp_model(name: str) -> nn.Module:
 
 
 def batch_around_the_cutoff() -> Molecules:
-    """Molecules, one of them a row of atoms just below the cutoff, at it and beyond it from the first, and padding."""
+    """Return padded molecules; in one, atoms are just below, at and beyond the cutoff from the first atom."""
     batch = make_batch(sizes=(6, 5, 1))
     limit = torch.tensor(CUTOFF)
     below, above = limit.nextafter(limit - 1), limit.nextafter(limit + 1)
@@ -34,7 +34,7 @@ def batch_around_the_cutoff() -> Molecules:
 
 
 def train_once(model: nn.Module, batch: Molecules) -> list[Tensor]:
-    """The gradients of a loss by parameters and by inputs."""
+    """Return the gradients of a loss by parameters and by inputs."""
     batch = replace(batch, x=batch.x.requires_grad_(), pos=batch.pos.requires_grad_())
     out = predict(model, batch)
     loss = mse_loss(out, torch.ones_like(out), batch.graphs_mask)
@@ -53,7 +53,7 @@ def test_no_activation_and_no_gradient_is_denormal(name: str, native: str):
 
 
 class Clamped(GaussianSmearing):
-    """Gaussians that have a floor of one denormal number."""
+    """Gaussians with a lower limit that is a denormal number."""
 
     def forward(self, dist: Tensor) -> Tensor:
         return torch.exp((self.coeff * (dist.reshape(-1, 1) - self.offset).square()).clamp(min=-87.0))

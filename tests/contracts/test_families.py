@@ -1,4 +1,4 @@
-"""One table: each operation has a family with its cost, a lowering or a stated fallback, and what torch has for it."""
+"""One table: each operation has a family with a cost, a lowering or a stated fallback, and torch's variants."""
 
 import inspect
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from popgeo.ipu.tiles.lower.lower_op import FALLBACKS, own_lowering
 
 BOW = IpuTarget.bow()
 PLANNED = {name: row for name, row in OPERATIONS.items() if row.family != UNKNOWN}
-# By element, although torch does not tag them so: they are written with an `if`, or copy into what is there.
+# Elementwise operations without torch's tag: they contain an `if`, or copy into existing memory.
 ELEMENTWISE_UNTAGGED = {
     "_to_copy", "clone", "copy", "identity_loss", "masked_fill", "abs", "fill", "shifted_softplus",
     "shifted_softplus_backward", "_prelu_kernel", "leaky_relu_backward", "elu_backward", "softplus_backward",
@@ -31,14 +31,14 @@ ELEMENTWISE_UNTAGGED = {
 
 
 def forms_of(name: str) -> list[str]:
-    """The targets of all forms of an operation, those that work in place included."""
+    """Return the targets of all forms of an operation, including in-place forms."""
     namespace, short = name.split(".")
     packets = [getattr(getattr(torch.ops, namespace), form, None) for form in (short, f"{short}_")]
     return [f"{p._qualified_op_name.replace('::', '.')}.{kind}" for p in packets if p for kind in p.overloads()]
 
 
 def test_each_row_is_divided_somehow_or_whole():
-    """`whole` is the stated fallback; it stands alone."""
+    """Check that each row has divisions, and that the fallback `whole` is the last."""
     for name, row in OPERATIONS.items():
         assert row.divisions, name
         assert Division.WHOLE not in row.divisions[:-1], name
@@ -69,7 +69,7 @@ def test_each_row_of_a_family_has_a_cost_in_the_file_of_that_name():
 def test_a_named_out_variant_exists_in_torch_and_is_found():
     for name in (name for name, row in OPERATIONS.items() if row.out is Out.BINDING):
         found = [into(target) for target in forms_of(name)]
-        # torch's own, which PyG may have replaced under its public name
+        # torch's own function; PyG may have replaced the public name
         assert (getattr(torch._C._VariableFunctions, OPERATIONS[name].short_name), ("out",)) in found, name
 
 

@@ -1,4 +1,4 @@
-"""The plan of the house: which folder may import which, in what order the machine's rooms stand, and no circle."""
+"""The allowed imports between folders, the order of the folders in `ipu`, and the absence of circles."""
 
 import ast
 import functools
@@ -115,7 +115,7 @@ MAY_IMPORT_EVERYTHING = {
     "lightning",
     "compat",
 }
-# Inside `ipu` a room imports from rooms of lower rank only; all doors have one rank, and no circle among them.
+# Inside `ipu`, a folder imports only from folders of lower rank. All public modules have the highest rank.
 RANK = {
     "target": 0, "stage_choices": 1, "options": 2, "cost": 3, "tiles": 4, "step_cost": 5, "report": 6, "systems": 7
 }  # fmt: skip
@@ -128,13 +128,13 @@ FACES = [path for path in SOURCES if path.name == "__init__.py"]
 
 
 def name_of(path: Path) -> str:
-    """A file's dotted name; that of its folder for a face."""
+    """Return a file's dotted name; for `__init__.py`, the name of its folder."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def part_of(path: Path) -> str:
-    """The folder, or the file at the top level, that a source file belongs to."""
+    """Return the folder, or the file at the top level, that a source file belongs to."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -145,9 +145,9 @@ parsed = functools.cache(ast.parse)
 
 @functools.cache
 def imports(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """The import statements of a source text, in whatever block."""
+    """Return the import statements of a source text, in any block."""
     found, blocks = [], [parsed(source)]
-    for block in blocks:  # which grows; expressions hold no statement, so they are left out
+    for block in blocks:  # the loop appends inner blocks; expressions contain no statement
         for part in ("body", "orelse", "handlers", "finalbody", "cases"):
             for node in getattr(block, part, ()):
                 (found if isinstance(node, ast.Import | ast.ImportFrom) else blocks).append(node)
@@ -155,7 +155,7 @@ def imports(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
 
 
 def imported_modules(path: Path, source: str) -> Iterator[str]:
-    """Every name that the source text at `path` imports, relative ones made absolute, in whatever block."""
+    """Yield every imported name of the source text at `path`, in any block, relative names as absolute names."""
     package = ["popgeo", *path.relative_to(PACKAGE).parts[:-1]]
     for node in imports(source):
         if isinstance(node, ast.Import):
@@ -168,7 +168,7 @@ def imported_modules(path: Path, source: str) -> Iterator[str]:
 
 @functools.cache
 def handed_on() -> dict[str, str]:
-    """What faces hand on, by the name that a user types, and the name that it has in its file."""
+    """Return the re-exported names of all faces: the public name, and the name in its file."""
     found = {}
     for face in FACES:
         for node in imports(text_of(face)):
@@ -178,7 +178,7 @@ def handed_on() -> dict[str, str]:
 
 
 def own_faces(path: Path, source: str) -> set[str]:
-    """The faces of the folders that a file lies in, where it imports them: it would wait for itself."""
+    """Return the faces of a file's own folders that the file imports, which would be a circular import."""
     parts = name_of(path).split(".")
     above = {".".join(parts[:n]) for n in range(2, len(parts))}
     names = {*imported_modules(path, source)}
@@ -187,13 +187,13 @@ def own_faces(path: Path, source: str) -> set[str]:
 
 
 def forbidden_parts(path: Path, source: str) -> set[str]:
-    """The folders of popgeo that a source file imports against the table."""
+    """Return the folders of popgeo that a source file imports although the table forbids it."""
     parts = {name.split(".")[1] for name in imported_modules(path, source) if name.startswith("popgeo.")}
     return parts - MAY_IMPORT[part_of(path)] - {part_of(path)}
 
 
 def rooms_above(path: Path, source: str) -> set[str]:
-    """The rooms of the machine that a file of one of them imports although they do not lie below it."""
+    """Return the folders of `ipu` that a file in `ipu` imports although their rank is not lower."""
     room = path.relative_to(PACKAGE / "ipu").parts[0].removesuffix(".py")
     rank = RANK.get(room, DOORS)
     names = {name.split(".")[2] for name in imported_modules(path, source) if name.startswith("popgeo.ipu.")}
@@ -201,7 +201,7 @@ def rooms_above(path: Path, source: str) -> set[str]:
 
 
 def arrows(sources: Mapping[str, tuple[Path, str]], faces: Mapping[str, str] | None = None) -> dict[str, set[str]]:
-    """For each module the modules that it imports, through faces too; of `a.b.c` the longest part that is one."""
+    """Return for each module its imported modules, also through faces; the longest known prefix of `a.b.c`."""
     found = {}
     for name, (path, source) in sources.items():
         targets = set()
@@ -216,7 +216,7 @@ def arrows(sources: Mapping[str, tuple[Path, str]], faces: Mapping[str, str] | N
 
 
 def circle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """The modules of one circle, in order; empty if there is none."""
+    """Return the modules of a circle, in order; empty without a circle."""
     done: set[str] = set()
     for start in graph:
         path: list[str] = []
@@ -236,7 +236,7 @@ def circle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def offenders(check: Callable[[Path, str], set[str]], paths: Iterable[Path]) -> dict[str, set[str]]:
-    """The files in which a check finds something, and what it finds."""
+    """Return the files with findings of a check, and the findings."""
     found = {str(path.relative_to(PACKAGE)): check(path, text_of(path)) for path in paths}
     return {path: wrong for path, wrong in found.items() if wrong}
 

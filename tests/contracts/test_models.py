@@ -1,4 +1,4 @@
-"""What every model, norm and loss must hold: the real part of a batch decides, and nothing else.
+"""The contract of every model, norm and loss: results depend only on the real part of a batch.
 
 A new member is one line in MODELS, NORMS or LOSSES.
 """
@@ -43,7 +43,7 @@ from popgeo.testing import check_conformance
 
 @dataclass(frozen=True, kw_only=True)
 class Molecules:
-    """A batch as a model reads it; padding is last."""
+    """A batch as a model reads it, with padding at the end."""
 
     z: Tensor
     pos: Tensor
@@ -71,7 +71,7 @@ def make_molecule(size: int, seed: int) -> Data:
 
 
 def make_batch(sizes: tuple[int, ...] = (5, 1, 4), seed: int = 0) -> Molecules:
-    """Random molecules; each one's atoms, edges and positions depend on the seed and its own place only."""
+    """Return random molecules; a molecule depends only on the seed and on its place."""
     batch = Batch.from_data_list([make_molecule(size, 1000 * seed + i) for i, size in enumerate(sizes)])
     batch.nodes_mask = torch.ones(batch.num_nodes, dtype=torch.bool)
     batch.edges_mask = torch.ones(batch.num_edges, dtype=torch.bool)
@@ -84,7 +84,7 @@ def molecules_of(batch: Batch) -> Molecules:
 
 
 def pad(molecules: Molecules, nodes: int, edges: int, graphs: int, garbage: float = 0.0) -> Molecules:
-    """Padding as the collater writes it: edges join the first padding node to itself; `garbage` fills the features."""
+    """Add padding as the collater does: edges are loops of the first padding node; `garbage` fills features."""
     if nodes == 0:
         return molecules
     m, first = molecules, molecules.z.size(0)
@@ -106,7 +106,7 @@ PADDINGS = {"none": (0, 0, 0), "one": (1, 1, 1), "seven": (7, 7, 7), "many": (40
 
 
 class Pooled(nn.Module):
-    """A GNN whose graphs are what the attention sees in their nodes."""
+    """A GNN with a readout by attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def gps(**kwargs: object) -> GPS:
     return GPS(6, 8, num_layers=1, out_channels=4, heads=2, readout="add", max_num_nodes=8, **kwargs)
 
 
-# Each part of the library is in one of them at least; parts that do not hide each other's faults share a model.
+# Each part of the library is in at least one model; parts share a model if they cannot hide each other's faults.
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "SchNet, knn": lambda: schnet(num_interactions=2, interaction_graph=KNNInteractionGraph(4, 5.0, max_num_nodes=8)),
     "SchNet, knn of the whole batch, polynomial, mean, references": lambda: schnet(
@@ -173,7 +173,7 @@ def make_model(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def pairs_of(m: Molecules, dtype: torch.dtype, bias: PairBias) -> dict[str, Tensor]:
-    """What `ShortestPaths` and `PairDistances` say of each node and each place in its graph, as far as it is needed."""
+    """Return the needed results of `ShortestPaths` and `PairDistances` for each node and place in its graph."""
     first = (m.batch.unsqueeze(0) < m.batch.unsqueeze(1)).sum(1, keepdim=True)
     at = (first + torch.arange(8)).clamp(max=m.z.size(0) - 1)  # [num_nodes, 8]
     pairs = {}
@@ -192,7 +192,7 @@ def pairs_of(m: Molecules, dtype: torch.dtype, bias: PairBias) -> dict[str, Tens
 
 
 def predict(model: nn.Module, m: Molecules) -> Tensor:
-    """One row for each graph. [num_graphs, channels]"""
+    """Return one row per graph [num_graphs, channels]."""
     masks = {"nodes_mask": m.nodes_mask}
     dtype = next(model.parameters()).dtype
     if isinstance(model, SchNet | PaiNN):
@@ -231,7 +231,7 @@ def test_pygs_check_of_dynamic_shapes_finds_none():
 
 
 class Training(nn.Module):
-    """A model and its loss, as a compiled step takes them."""
+    """A model with its loss, in the form that a compiled step expects."""
 
     def __init__(self, model: nn.Module, num_graphs: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Infinite numbers, NaN and empty groups through every reduction, softmax, loss, metric and norm, as torch has them.
+"""Infinite numbers, NaN and empty groups in every reduction, softmax, loss, metric and norm, compared with torch.
 
-Each function is applied to all groups at once, eagerly, without the kernels, and captured, and compared with torch in
+Each function runs on all groups at once, eagerly, without the kernels, and captured, and is compared with torch in
 float64 on one group after the other.
 """
 
@@ -27,11 +27,11 @@ NUMBER = len(GROUPS)
 VALUES = torch.tensor([float(value) for group in GROUPS for value in group])
 INDEX = torch.tensor([number for number, group in enumerate(GROUPS) for _ in group])
 POINTERS = torch.tensor([0, *torch.tensor([len(group) for group in GROUPS]).cumsum(0).tolist()])
-"""Entries, the group of each, and where groups begin and end."""
+"""Entries, the group of each entry, and the beginnings and ends of groups."""
 
 
 def of_groups(function: Callable[[Tensor], Tensor], empty: float = 0.0) -> Tensor:
-    """What torch makes of each group, in float64; a number for an empty one."""
+    """Return torch's result of each group in float64, and `empty` for empty groups."""
     each = [torch.tensor(group, dtype=torch.float64) for group in GROUPS]
     return torch.stack([function(one) if len(one) else torch.tensor(empty, dtype=torch.float64) for one in each])
 
@@ -41,7 +41,7 @@ def of_entries(function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def without_nan(extreme: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """As torch_scatter, in which a NaN never wins, and nothing is 0."""
+    """Return the extreme as torch_scatter computes it: it ignores NaN, and is 0 without numbers."""
     return lambda group: extreme(group[~group.isnan()]) if not group.isnan().all() else group.new_zeros(())
 
 
@@ -154,13 +154,13 @@ def f1(scores: Tensor, label: Tensor) -> Tensor:
 
 
 def good(metric: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """NaN if a score is NaN, or there is nothing that the metric is a share of."""
+    """Return the metric, but NaN if a score is NaN."""
     return lambda scores, target: (
         metric(scores, target).double() if not scores.isnan().any() else scores.new_full((), NAN)
     )
 
 
-# Ours, which takes a mask; what it is compared with, which gets the real rows in float64; the target; without rows.
+# Our function with a mask; the reference for the real rows in float64; the target; the value without rows.
 LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], Tensor, float]] = {
     "mse_loss": (losses.mse_loss, F.mse_loss, TARGET, 0),
     "l1_loss": (losses.l1_loss, F.l1_loss, TARGET, 0),

@@ -1,4 +1,4 @@
-"""Phrases that make a reader stop: how often the package and the documents have each one may only fall."""
+"""Phrases that make a reader stop: their numbers in the package and in the documents may only fall."""
 
 import io
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.conftest import REPOSITORY
 
-# A phrase, what to write instead, and how often the package and the documents may have it.
+# A phrase, its replacement, and the allowed numbers in the package and in the documents.
 PHRASES = {
     r"\b(is|are|was|were|be|being) told\b": ("raises, reports, warns", 0, 0),
     r"(?<![Tt]here )\b(is|are|was|were) no (?!longer|more|less|better|worse|worth|such|op\b)": (
@@ -32,14 +32,14 @@ PHRASES = {
 
 
 def words_of(source: str) -> str:
-    """The docstrings, comments and messages of a source file."""
+    """Return the docstrings, comments and messages of a source file."""
     kinds = (tokenize.COMMENT, tokenize.STRING)
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return "\n".join(one.string for one in tokens if one.type in kinds or "FSTRING" in tokenize.tok_name[one.type])
 
 
 def counts(texts: Iterable[str]) -> Counter[str]:
-    """How often each phrase is in the texts."""
+    """Count each phrase in the texts."""
     found: Counter[str] = Counter()
     for text in texts:
         found.update({phrase: len(re.findall(phrase, text)) for phrase in PHRASES})
@@ -47,14 +47,16 @@ def counts(texts: Iterable[str]) -> Counter[str]:
 
 
 def documents() -> Iterator[Path]:
-    """What readers meet first; the reference and the notebooks are made from other files."""
+    """Yield the documents that readers see first; the reference and the notebooks are made from other files."""
     yield from (REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))
     yield from (path for path in (REPOSITORY / "docs").rglob("*.md") if not {"api", "notebooks"} & set(path.parts))
 
 
 def test_phrases_that_make_a_reader_stop_only_become_fewer():
     package = counts(words_of(path.read_text()) for path in (REPOSITORY / "popgeo").rglob("*.py"))
-    package += counts(path.read_text() for path in (REPOSITORY / "popgeo").rglob("*.csv"))  # which hold sentences, too
+    package += counts(
+        path.read_text() for path in (REPOSITORY / "popgeo").rglob("*.csv")
+    )  # tables contain sentences, too
     documented = counts(path.read_text() for path in documents())
     over = [
         f"{phrase}: {package[phrase]} in the package ({most}), {documented[phrase]} in documents ({most_documented}). "

@@ -1,5 +1,7 @@
-"""Every private name of another library that popgeo uses, and every function of torch or PyG that it patches, is in one
-table with the versions that have it. Each of them is looked up here, so that a change upstream is found by name."""
+"""The table of all private names of other libraries that popgeo uses, and of all functions that it patches.
+
+The table has the versions of each name. The test looks up each name, so that it reports a change upstream by name.
+"""
 
 import ast
 import contextlib
@@ -32,16 +34,16 @@ SAMPLES = (
 
 
 def is_private(name: str) -> bool:
-    """Whether a part of a dotted name begins with one underscore."""
+    """Check whether a part of a dotted name begins with one underscore."""
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
-# An attribute that one of the samples has is theirs, although a class of popgeo may have one of the same name.
+# Attributes of the samples belong to other libraries, even if a class of popgeo has the same name.
 THEIRS = {name for sample in SAMPLES for name in dir(sample) if is_private(name)}
 
 
 def defined(tree: ast.AST) -> Iterator[str]:
-    """The names that a source file gives to functions, classes, variables and attributes."""
+    """Yield the names of functions, classes, variables and attributes that a source file defines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
@@ -50,9 +52,9 @@ def defined(tree: ast.AST) -> Iterator[str]:
 
 
 def names_of_others(source: str, ours: set[str]) -> set[str]:
-    """Private names of other libraries in a source text: dotted ones, and `._name` for attributes of their objects.
+    """Return private names of other libraries in a source text: dotted names, and `._name` for attributes.
 
-    Functions that popgeo patches are `module:path`; they need not be private.
+    Patched functions are `module:path`; they may be public.
     """
     tree, found, origins = parsed(source), set(), {}
     for node in imports(source):
@@ -64,7 +66,7 @@ def names_of_others(source: str, ours: set[str]) -> set[str]:
                 found.add(full)
 
     def dotted(node: ast.AST) -> str:
-        """The full name of an expression, empty if it is not a name of another library."""
+        """Return the full name of an expression; empty if it does not belong to another library."""
         if isinstance(node, ast.Attribute):
             return f"{above}.{node.attr}" if (above := dotted(node.value)) else ""
         return origins.get(getattr(node, "id", ""), "")
@@ -93,13 +95,13 @@ def names_of_others(source: str, ours: set[str]) -> set[str]:
 
 
 def used() -> set[str]:
-    """What all files of popgeo use."""
+    """Return the names of other libraries that all files of popgeo use."""
     ours = {name for path in SOURCES for name in defined(parsed(text_of(path)))}
     return {name for path in SOURCES for name in names_of_others(text_of(path), ours)}
 
 
 def look_up(name: str, expression: str) -> None:
-    """Evaluates the expression that leads to a name, if the table gives one; otherwise imports the name."""
+    """Evaluate the table's expression for a name; without an expression, import the name."""
     if not expression:
         pkgutil.resolve_name(name.replace(":", "."))
         return
@@ -112,7 +114,7 @@ def look_up(name: str, expression: str) -> None:
 
 
 def test_the_table_has_every_private_or_patched_name_that_popgeo_uses_and_no_other():
-    assert used() == {*ROWS}, f"{used() ^ {*ROWS}}: add a row with its versions and its use, or take one out"
+    assert used() == {*ROWS}, f"{used() ^ {*ROWS}}: add a row with its versions and its use, or remove a row"
 
 
 @pytest.mark.parametrize("name", ROWS)

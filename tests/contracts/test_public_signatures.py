@@ -1,6 +1,6 @@
-"""The public signatures are written down, so that a change of one appears in review.
+"""The list of public signatures shows every change of a signature in review.
 
-`python -m tests.contracts.test_public_signatures` writes them again. What a change needs is in docs/stability.md.
+`python -m tests.contracts.test_public_signatures` rewrites the list. docs/stability.md has the rules for changes.
 """
 
 import difflib
@@ -18,7 +18,7 @@ SNAPSHOT = REPOSITORY / "tests" / "contracts" / "public_signatures.txt"
 
 
 def signature_of(called: Callable[..., Any]) -> str:
-    """The names, kinds and defaults of the arguments; annotations are left out, because Python's versions differ."""
+    """Return names, kinds and defaults of arguments; without annotations, which differ by Python version."""
     try:
         found = inspect.signature(called)
     except (TypeError, ValueError):
@@ -28,7 +28,7 @@ def signature_of(called: Callable[..., Any]) -> str:
 
 
 def lines_of(path: str, held: Any) -> Iterator[str]:
-    """The line of a public name, and those of the methods of a class that are popgeo's own."""
+    """Yield the line of a public name and, for a class, the lines of popgeo's own methods."""
     if not isinstance(held, type):
         yield path + (signature_of(held) if inspect.isfunction(held) else "")
         return
@@ -45,7 +45,7 @@ def lines_of(path: str, held: Any) -> Iterator[str]:
 
 
 def public_signatures() -> str:
-    """One line per public name and per method; a name that the package's top repeats has its signature at its home."""
+    """Return a line per public name and method; a name repeated at the top has its signature in its module."""
     lines, seen = [], set()
     for module in sorted(MODULES, reverse=True):  # the top of the package last
         face = importlib.import_module(module)
@@ -61,7 +61,7 @@ def test_the_public_signatures_are_those_that_are_written_down():
     changed = [
         line for line in difflib.unified_diff(before, after, lineterm="", n=0) if line[:2] not in ("--", "++", "@@")
     ]
-    assert not changed, "keep the old name (docs/stability.md), and write the lines again:\n" + "\n".join(changed)
+    assert not changed, "keep the old name (docs/stability.md), and rewrite the list:\n" + "\n".join(changed)
 
 
 def test_the_check_sees_names_kinds_defaults_and_methods():

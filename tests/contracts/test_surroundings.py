@@ -1,4 +1,4 @@
-"""Whatever of torch is switched on around a public door, its numbers are those of eager code, or it refuses clearly."""
+"""Inside any mode of torch, a public function has the same results as eager code, or refuses clearly."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +20,7 @@ SIZES = FixedSizeOptions(num_nodes=24, num_edges=70, num_graphs=4)
 
 
 class Net(nn.Module):
-    """Has what torch hands on whole in inference mode: dropout that does nothing, whose result is read twice."""
+    """A model with dropout, a no-op that returns its input in inference mode, and a result that is read twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def test_a_compiled_forward_pass_gives_the_numbers_of_eager_code(door: str, arou
     with LIKE_EAGER[around]():
         made, expected = FORWARD[door](), model()(*batch()).detach()
     assert_same(made, expected)
-    assert_same(compiled_before()(*batch()), model()(*batch()).detach())  # and so it does afterwards
+    assert_same(compiled_before()(*batch()), model()(*batch()).detach())  # the same step also works outside of the mode
     assert made.is_inference() == expected.is_inference()
 
 

@@ -1,4 +1,4 @@
-"""Every model of the library trains compiled as in eager PyTorch, and on tiles as the fast engine does."""
+"""Every model trains compiled as in eager PyTorch, and on tiles as in the fast engine."""
 
 import copy
 
@@ -10,14 +10,14 @@ from popgeo.ipu import IpuTarget, TileExact, training_model
 from tests.contracts.test_models import EACH_MODEL, Training, make_batch, make_model, pad
 
 SMALL = IpuTarget(name="small", num_tiles=3, memory_per_tile=2**20, clock=1e9, float32_macs=16, float16_macs=64)
-RATE = 2.0**10  # so large that an update is the gradient, the weights being lost next to it but for rounding
+RATE = 2.0**10  # so large that an update is the gradient up to rounding, since the weights are negligible
 
-# What runs on one tile: biases of pairs are written by two indices at once, for which there is no lowering.
+# Operations on one tile: biases of pairs are written with two indices at once, which has no lowering.
 ON_ONE_TILE = dict.fromkeys(("GPS, pack, biased", "GPS++"), ("aten.index_put.default",))
 
 
 def step_inputs(sizes: tuple[int, ...], seed: int) -> dict[str, Tensor]:
-    """The tensors of a padded batch."""
+    """Return the tensors of a padded batch."""
     batch = vars(pad(make_batch(sizes, seed), nodes=7, edges=7, graphs=2))
     return {key: value for key, value in batch.items() if isinstance(value, Tensor)}
 

@@ -1,4 +1,4 @@
-"""Calls of the operations that a file may name, with arguments that a stranger would choose; a crash ends the process.
+"""Call the operations that a file may name, with hostile arguments; a crash ends the process.
 
 python -m tests.fuzz.crafted_operations --calls 50000 [--seed 0]
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import popgeo.ops  # noqa: F401  # which defines operations
+import popgeo.ops  # noqa: F401  # defines operations
 from popgeo.capture import safe_operations as safe
 
 _DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8, torch.complex64,
@@ -33,11 +33,11 @@ _DRAWN: dict[str, Callable[[random.Random], Any]] = {
     "Device": lambda _: torch.device("cpu"),
     "Generator": lambda _: None,
 }
-_MOST = 10**7  # numbers of a result
+_MOST = 10**7  # elements of a result
 
 
 def targets() -> list[str]:
-    """Every operation and overload that a file may name."""
+    """Return every operation and overload that a file may name."""
     found = []
     for name in sorted(safe._SAFE):
         namespace, short = name.split(".")
@@ -65,10 +65,10 @@ def _drawn(kind: str, draw: random.Random) -> Any:
 
 
 def call(target: str, draw: random.Random) -> None:
-    """Calls an operation with drawn arguments, if the rules for files let them pass.
+    """Call an operation with random arguments, if the rules for files allow them.
 
     Raises:
-        Exception: the rules, or torch, refuse them.
+        Exception: the rules or torch refuse the arguments.
     """
     func, args, named, last = safe.safe_operation(target), list[Any](), dict[str, Any](), None
     for argument in func._schema.arguments:
@@ -100,7 +100,7 @@ def call(target: str, draw: random.Random) -> None:
 
 
 def calls(count: int, seed: str) -> Iterator[tuple[str, int]]:
-    """Draws calls and makes them; yields each before it is made."""
+    """Draw calls and make them; yield each call before it is made."""
     known, draw = targets(), random.Random(seed)
     order = draw.sample(known, len(known))
     for number in range(count):

@@ -1,4 +1,4 @@
-"""What is done to a file: bits are flipped, ends cut off, and fields of JSON hold what a stranger would put there."""
+"""Damage to files: flipped bits, missing ends, and hostile values in JSON fields."""
 
 import copy
 import random
@@ -10,13 +10,13 @@ from tests.fuzz.file_formats import FileFormat
 
 
 def damage(form: FileFormat, folder: Path, outside: Path, draw: random.Random) -> str:
-    """Damages one file of a folder; returns in which way, in a word.
+    """Damage one file of a folder; return the kind of damage in a word.
 
     Args:
-        form: What the folder holds.
-        folder: Where it is.
-        outside: A file that nothing may touch, which crafted fields lead to.
-        draw: Decides what and where.
+        form: Format of the folder's files.
+        folder: Folder with the files.
+        outside: File that crafted fields point to and that must stay untouched.
+        draw: Random choices of kind and place.
     """
     files = sorted(path for path in folder.glob(form.pattern) if path.is_file())
     path = draw.choice(files)
@@ -69,7 +69,7 @@ def _places(part: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def strange_texts(outside: str) -> list[str]:
-    """Names and texts that lead out of a folder, are code, are markup, or are none."""
+    """Return names and texts that leave a folder, are code, are markup, or are empty."""
     code = f"__import__('os').system('echo x > {outside}')"
     return [
         outside, f"../{outside.rpartition('/')[2]}", "..", "/dev/zero", "\0", "", "<img src=x onerror=alert(1)>",
@@ -79,7 +79,7 @@ def strange_texts(outside: str) -> list[str]:
 
 
 def strange_values(outside: str, before: Any) -> list[Any]:
-    """What may be in the place of a value."""
+    """Return possible replacements of a value."""
     number = type(before) in (int, float) and abs(before) < 1e300
     near = [before + 1, before - 1, -before, before * 2**31, 1.5 * before] if number else []
     numbers = [0, -1, 1, 2**31, 2**61, 2**64, 10**400, 0.5, 1e308, float("nan"), True]

@@ -1,4 +1,4 @@
-"""The files that popgeo reads: how each is written, what reading it gives, and how a forger would seal it."""
+"""The files that popgeo reads: functions to write, read and forge each kind."""
 
 import hashlib
 import json
@@ -36,17 +36,17 @@ Seal = Callable[[bytes, Any], bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class FileFormat:
-    """One kind of file, or of folder.
+    """One kind of file or folder.
 
     Attributes:
-        make: Writes a whole one into a folder.
-        use: Reads what is in the folder as a user does, and gives a text that tells results apart.
-        pattern: The files to damage.
-        json_in: How the names of the files end that have JSON in them.
-        json_of: That part of a file.
-        seal: A file of this kind with other JSON in it and the checksum that belongs to it.
-        differs: Whether a file that was changed may be read as something else, since nothing in the kind notes what
-            it was: then only how it ends is judged.
+        make: Function that writes a complete file into a folder.
+        use: Function that reads the folder as a user does, and returns a text that identifies the result.
+        pattern: Pattern of the files to damage.
+        json_in: Endings of the names of files with JSON.
+        json_of: Function that returns the JSON part of a file.
+        seal: Function that returns the file with other JSON and a valid checksum.
+        differs: Whether a changed file may be read with a different result, since the kind has no checksum. Then
+            only the kind of ending is checked.
     """
 
     make: Make
@@ -59,7 +59,7 @@ class FileFormat:
 
 
 class Convolved(nn.Module):
-    """Sums over edges, with a constant of its own, and flips, whose results torch allocates anew."""
+    """A model of sums over edges with a constant, and of flips, which need new memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Convolved(nn.Module):
 
 
 def digest(*parts: Any) -> str:
-    """A text that differs where tensors, or what else there is, differ."""
+    """Return a text that differs if tensors or other parts differ."""
     state = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):
@@ -194,7 +194,9 @@ def _read_atoms(folder: Path) -> str:
     with _naming(folder / "atoms.xyz") as path:
         atoms = read_atoms(path, cutoff=1.5)
         found = [atoms[i] for i in range(len(atoms))]
-    assert all(one.pos.isfinite().all() and one.pos.shape == (len(one.z), 3) for one in found), "atoms stand nowhere"
+    assert all(one.pos.isfinite().all() and one.pos.shape == (len(one.z), 3) for one in found), (
+        "a position is not finite"
+    )
     return digest([one.to_dict() for one in found])
 
 
@@ -212,7 +214,7 @@ def _read_smiles(folder: Path) -> str:
     return digest([one.to_dict() for one in found])
 
 
-# What others have made, and what has no checksum: other numbers are another file.
+# Files of other programs and files without a checksum: changed numbers make a different valid file.
 _TEXTS: Mapping[str, FileFormat] = {
     "atoms": FileFormat(
         make=_write_atoms, use=_read_atoms, json_in=(".xyz",), json_of=_words, seal=_seal_words, differs=True

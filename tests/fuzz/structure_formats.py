@@ -31,7 +31,7 @@ _SDF = "".join(
 
 
 def atoms(number: int) -> Any:
-    """A molecule with an energy and forces."""
+    """Return a molecule with an energy and forces."""
     from ase import Atoms
     from ase.calculators.singlepoint import SinglePointCalculator
 
@@ -41,7 +41,7 @@ def atoms(number: int) -> Any:
 
 
 def write_trajectory(path: Path) -> None:
-    """A trajectory of ASE."""
+    """Write a trajectory of ASE."""
     from ase.io.trajectory import Trajectory
 
     with Trajectory(str(path), "w") as steps:
@@ -50,7 +50,7 @@ def write_trajectory(path: Path) -> None:
 
 
 def write_database(path: Path) -> None:
-    """A database of ASE, SQLite or JSON."""
+    """Write a database of ASE, SQLite or JSON."""
     import ase.db
 
     with ase.db.connect(path) as rows:
@@ -59,7 +59,7 @@ def write_database(path: Path) -> None:
 
 
 def write_aselmdb(path: Path, count: int = 60) -> None:
-    """What fairchem trains from, with some rows that take pages of their own."""
+    """Write a database as fairchem uses for training, with some rows larger than a page."""
     import lmdb
     from ase.db.row import AtomsRow
     from ase.io.jsonio import encode
@@ -77,7 +77,7 @@ def write_aselmdb(path: Path, count: int = 60) -> None:
 
 
 def write_hdf5(path: Path) -> None:
-    """What MACE's `preprocess_data` writes."""
+    """Write a file like MACE's `preprocess_data`."""
     import h5py
 
     with h5py.File(path, "w") as file:
@@ -109,12 +109,12 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "some.csv.xz": lambda path: path.write_bytes(lzma.compress(TABLE.encode())),
     "some.csv.bz2": lambda path: path.write_bytes(bz2.compress(TABLE.encode())),
 }  # fmt: skip
-"""What writes a whole file of each kind, by the name of the file."""
+"""Functions that write a complete file of each kind, by file name."""
 NEEDED = {".traj": "ase", ".db": "ase", ".json": "ase", ".aselmdb": "lmdb", ".h5": "h5py", ".sdf": "ase", ".xyz": "ase"}
 
 
 def read_all(path: Path) -> list[dict[str, Any]]:
-    """What a file holds, as a user reads it."""
+    """Read the content of a file as a user does."""
     if ".csv" in path.suffixes:
         return [one.to_dict() for one in read_smiles(path, targets=("gap",))]
     found = read_atoms(path, cutoff=1.5, labels="partial")
@@ -122,7 +122,7 @@ def read_all(path: Path) -> list[dict[str, Any]]:
 
 
 def change_sql(path: Path, *said: str) -> None:
-    """Runs statements on a database."""
+    """Run statements on a database."""
     with closing(sqlite3.connect(path)) as opened:
         for one in said:
             opened.execute(one)
@@ -130,7 +130,7 @@ def change_sql(path: Path, *said: str) -> None:
 
 
 def change_json(path: Path, change: Callable[[Any], object]) -> None:
-    """Changes what a file of JSON holds in place."""
+    """Change the content of a JSON file in place."""
     held = json.loads(path.read_text())
     change(held)
     path.write_text(json.dumps(held))

@@ -1,4 +1,4 @@
-"""No operation that a file may name ends the process, whatever arguments of its types it is given."""
+"""No operation that a file may name ends the process, for any arguments of its types."""
 
 import subprocess
 import sys

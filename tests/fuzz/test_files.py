@@ -1,4 +1,4 @@
-"""Damaged and crafted files of every kind end as they should; `scripts/fuzz_files.py` runs as many as one likes."""
+"""Damaged and crafted files of every kind are read or refused; `scripts/fuzz_files.py` runs more cases."""
 
 import random
 import re
@@ -22,12 +22,12 @@ def test_no_damaged_file_runs_code_crashes_or_is_read_wrong(monkeypatch, capsys)
 def test_no_damaged_file_of_structures_ends_the_process(monkeypatch, capsys):
     kinds = sorted({*WRITERS} & {*FORMATS})
     if not kinds:
-        pytest.skip("none of ase, h5py and rdkit is installed")
+        pytest.skip("ase, h5py and rdkit are not installed")
     damaged(monkeypatch, capsys, kinds, 78)
 
 
 def damaged(monkeypatch, capsys, kinds: list[str], cases: int) -> None:
-    """Damages files in a child process, and expects that each is read, or refused clearly."""
+    """Damage files in a child process, and check that each is read or refused clearly."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
     import fuzz_files
 
@@ -57,7 +57,7 @@ def test_damage_changes_one_file_and_nothing_beside_the_folder(tmp_path: Path, n
 @pytest.mark.parametrize("name", ["atoms", "molecules"])
 def test_texts_of_others_are_read_or_refused_by_name(tmp_path: Path, name: str):
     if name not in FORMATS:
-        pytest.skip(f"what reads {name} is not installed")
+        pytest.skip(f"the package that reads {name} is not installed")
     form, whole, ends = FORMATS[name], tmp_path / "whole", set()
     whole.mkdir()
     form.make(whole)
@@ -68,6 +68,6 @@ def test_texts_of_others_are_read_or_refused_by_name(tmp_path: Path, name: str):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 ends.add(bool(form.use(folder)))
-        except ValueError as error:  # anything else, and one that does not name the file, fails the test
+        except ValueError as error:  # any other error, or an error without the file's name, fails the test
             ends.add(len(str(error)) > 20)
     assert ends == {True}

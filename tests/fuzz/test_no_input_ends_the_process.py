@@ -1,6 +1,6 @@
-"""Tensors of every class, layout and type of torch, at every door: what comes is a result or an error, never a crash.
+"""Tensors of every class, layout and dtype of torch, in every public function: a result or an error, never a crash.
 
-A crash ends the process that runs this, which the test runner reports.
+A crash ends the process of the test, and the test runner reports it.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ DTYPES = [
 
 
 class Subclass(torch.Tensor):
-    """A tensor with a name of its own."""
+    """A subclass of Tensor with its own name."""
 
 
 class Wrapper(torch.Tensor):
-    """A tensor that has no memory and asks another one."""
+    """A tensor without memory that forwards operations to another tensor."""
 
     @staticmethod
     def __new__(cls, held: Tensor) -> "Wrapper":
@@ -49,11 +49,11 @@ class Wrapper(torch.Tensor):
         return func(*given[0], **given[1])
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what it may change
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's warnings about experimental features
 
 
 def forms_of(plain: Tensor) -> Iterator[Any]:
-    """A tensor in every form that torch, PyG and Python have for it."""
+    """Yield a tensor in every form of torch, PyG and Python."""
     yield from (plain.as_subclass(Subclass), Wrapper(plain), torch.nn.Parameter(plain, requires_grad=False))
     yield from (plain.to(dtype) for dtype in DTYPES)
     if plain.dtype is torch.int64:
@@ -84,7 +84,7 @@ OPTIONS = FixedSizeOptions(16, 16, num_graphs=3)
 
 
 class Sums(torch.nn.Module):
-    """Sums what each node's neighbors hold."""
+    """A model that sums the features of each node's neighbors."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return ops.scatter(x[edge_index[0]], edge_index[1], 0, dim_size=x.size(0))
@@ -119,7 +119,7 @@ def test_no_tensor_of_a_graph_ends_the_process(door, name, plain, tmp_path_facto
 @pytest.mark.parametrize("door", ["loader", "collater", "pad", "neighbors"])
 def test_pygs_own_classes_are_what_they_hold(door, tmp_path):
     plain, own = Data(x=X, edge_index=EDGES), Data(x=X, edge_index=EdgeIndex(EDGES, sparse_size=(4, 4)))
-    if door != "neighbors":  # which refuses what counts nodes
+    if door != "neighbors":  # sampling refuses attributes that count nodes
         plain.far_index, own.far_index = ROWS, Index(ROWS)
     one, other = (DOORS[door](graph, tmp_path) for graph in (plain, own))
     for name in plain.keys():  # noqa: SIM118

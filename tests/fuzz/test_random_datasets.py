@@ -1,6 +1,6 @@
-"""Random datasets through every way into a batch: its real rows equal those of `Batch.from_data_list`.
+"""Random datasets, batched in every way: the real rows equal the rows of `Batch.from_data_list`.
 
-Longer by hand: POPGEO_FUZZ_EXAMPLES=5000.
+For a longer run, set POPGEO_FUZZ_EXAMPLES=5000.
 """
 
 import os
@@ -17,7 +17,7 @@ from popgeo.data import FixedSizeCollater, FlatStore, write
 
 EXAMPLES = int(os.environ.get("POPGEO_FUZZ_EXAMPLES", "60"))
 DTYPES = [torch.float32, torch.float16, torch.int64, torch.int32, torch.bool, torch.float64]
-# Numbers and fractions count nothing up here, whatever they are called; PyG adds to what is called an index.
+# popgeo shifts no numbers here, regardless of the name; PyG shifts every attribute with "index" in its name.
 NAMES = [
     "charge",
     "minibatch",
@@ -53,11 +53,11 @@ class StashedValue(InMemoryDataset):
 
 @st.composite
 def datasets(draw):
-    """Graphs, and the level of each attribute; counts coincide often, graphs are empty sometimes."""
+    """Draw graphs and the level of each attribute; counts often coincide, and some graphs are empty."""
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
     sizes = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=6))
     names = draw(st.lists(st.sampled_from(NAMES), max_size=4, unique=True))
-    # PyG joins what is called an index along its last dimension, so that a wider one has other rows.
+    # PyG joins attributes named index along the last dimension, so a wider attribute would have different rows.
     chosen = {
         name: (_level(name, draw), draw(st.sampled_from(DTYPES)), draw(st.integers(0, 0 if "index" in name else 2)))
         for name in names
@@ -79,7 +79,7 @@ def _level(name: str, draw) -> str:
 
 
 def ways_in(graphs: list[Data], levels: dict[str, str], folder) -> dict:
-    """One batch of all graphs, made in every way."""
+    """Return functions that make one batch of all graphs in every way."""
     options = FixedSizeOptions(40, 40, len(graphs) + 1)
     choices = {"fixed_size_options": options, "levels": levels}
     collater = FixedSizeCollater(options, True, levels=levels)
@@ -105,7 +105,7 @@ def test_the_real_rows_of_a_batch_are_pygs(dataset, tmp_path_factory):
     graphs, levels = dataset
     try:
         expected = Batch.from_data_list([graph.clone() for graph in graphs])
-    except RuntimeError:  # of PyG, which asks for the largest of no numbers
+    except RuntimeError:  # from PyG, which computes the maximum of an empty tensor
         assume(False)
     for name, make in ways_in(graphs, levels, tmp_path_factory.mktemp("fuzz") / "store").items():
         batch = make()

@@ -1,4 +1,4 @@
-"""What only a GPU can show: captured steps, sums of the same bits, batches fed ahead. Skipped without one."""
+"""Tests that need a GPU: captured steps, sums with the same bits, batches fed ahead. Skipped without a GPU."""
 
 import copy
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch fin
 
 
 class Net(nn.Module):
-    """SchNet in miniature out of popgeo's ops, with dropout and a batch norm."""
+    """A small SchNet made of popgeo's ops, with dropout and a batch norm."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def test_captured_steps_train_as_eager_ones_do(kind: str):
     schedules = [torch.optim.lr_scheduler.ExponentialLR(one, 0.9) for one in (own, optimizer)]
     step = popgeo.compile_step(model, own, make_batch(0, torch.float64), "cuda")
     for seed in range(10):
-        loss = step(**make_batch(seed, torch.float64))[1]  # from memory of the processor
+        loss = step(**make_batch(seed, torch.float64))[1]  # inputs in the processor's memory
         optimizer.zero_grad()
         wanted = twin(**on_gpu(seed, torch.float64))[1]
         wanted.backward()
@@ -62,7 +62,7 @@ def test_captured_steps_train_as_eager_ones_do(kind: str):
 
 
 class Molecular(nn.Module):
-    """One of popgeo's models and its loss, on molecules."""
+    """One of popgeo's models with its loss, on molecules."""
 
     def __init__(self, model: nn.Module, finds_edges: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, needs only what `NEEDS` and popgeo's extra say, and has its outputs."""
+"""Every notebook runs from top to bottom, needs only packages of `NEEDS` and of popgeo's extra, and has outputs."""
 
 import ast
 import functools
@@ -20,15 +20,17 @@ pytest.importorskip("nbclient", reason=REASON)
 pytest.importorskip("ipykernel", reason=REASON)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-COMPAT = sorted((REPOSITORY / "notebooks" / "compat").glob("*.ipynb"))  # by PopTorch's names; they need no pictures
+COMPAT = sorted(
+    (REPOSITORY / "notebooks" / "compat").glob("*.ipynb")
+)  # notebooks with PopTorch's names; they need no pictures
 NOTEBOOKS = [*sorted((REPOSITORY / "notebooks").glob("*.ipynb")), *COMPAT]
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-# What an import that may fail names: its cell says so by try.
+# Optional imports, inside a `try` of their cell.
 MAY_BE_ABSENT = {"torch_scatter"}
-# What a notebook is about and has from an extra of its own; elsewhere it is not run.
+# Packages of a notebook from a separate extra; without them the notebook is not run.
 NEEDS = {"11_mace_at_fixed_shape": ["mace", "e3nn", "ase"]}
-OLD_NAMES = {"poptorch", "poptorch_geometric"}  # found after compat.enable()
-# What a notebook trains longest on is made smaller here; every cell still runs.
+OLD_NAMES = {"poptorch", "poptorch_geometric"}  # importable after compat.enable()
+# Smaller settings of the longest training runs; every cell still runs.
 SMALLER = {
     "01_fixed_size_batches": {"MOLECULES": 400},
     "03_schnet_qm9": {"MOLECULES": 400, "EPOCHS": 1},
@@ -52,7 +54,7 @@ def code_cells(path):
 
 
 def imported(source):
-    """Top-level packages that a cell imports; IPython's own lines are left out."""
+    """Yield the top-level packages that a cell imports; skip IPython's magic lines."""
     tree = ast.parse("\n".join(line for line in source.splitlines() if not line.startswith("%")))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -67,9 +69,9 @@ def test_there_are_notebooks():
 
 @pytest.fixture(scope="module")
 def quick_kernel(tmp_path_factory):
-    """The folder of a kernel that has torch and popgeo imported already."""
+    """Return the folder of a kernel with torch and popgeo already imported."""
     folder = tmp_path_factory.mktemp("jupyter")
-    coarse = "--InlineBackend.print_figure_kwargs={'bbox_inches': None, 'dpi': 20}"  # pictures that nobody looks at
+    coarse = "--InlineBackend.print_figure_kwargs={'bbox_inches': None, 'dpi': 20}"  # pictures of low resolution
     argv = [*quick_python.command(), "-m", "ipykernel_launcher", "-f", "{connection_file}", coarse]
     kernel = folder / "kernels" / "python3" / "kernel.json"
     kernel.parent.mkdir(parents=True)
@@ -86,8 +88,8 @@ def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch, quick_k
         if find_spec(package) is None:
             pytest.skip(f"{path.name} needs {package}, which is not installed")
     monkeypatch.setenv("JUPYTER_PATH", str(quick_kernel))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # two of pytest's workers would fight for the cores
-    notebook = run_notebooks.execute(path, tmp_path, SMALLER.get(path.stem))  # raises what a cell raises
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # one thread, because pytest's workers share the cores
+    notebook = run_notebooks.execute(path, tmp_path, SMALLER.get(path.stem))  # raises the error of a cell
     assert list(tmp_path.iterdir()) == [], "a notebook leaves no files behind"
     texts = [
         o.text for c in notebook.cells for o in c.get("outputs", ()) if o.output_type == "stream" and o.name == "stderr"
@@ -107,7 +109,7 @@ def test_a_committed_notebook_has_been_run_in_order_without_an_error(path):
 
 @functools.cache
 def distributions():
-    """The distributions that bring each package; the search through all that is installed takes 0.1 s."""
+    """Return the distributions of each package; cached, since the search takes 0.1 s."""
     return packages_distributions()
 
 

@@ -1,4 +1,4 @@
-"""Programs drawn at random give what they give in eager code, and the tool that draws them finds those that do not."""
+"""Random programs have the same results as in eager code, and the tool finds programs with differences."""
 
 import importlib
 import sys

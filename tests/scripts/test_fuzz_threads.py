@@ -1,4 +1,4 @@
-"""Threads and interrupts end as they should, and the tool that tries them finds those that do not."""
+"""Cases of threads and interrupts end correctly, and the tool finds wrong cases."""
 
 import importlib
 import re

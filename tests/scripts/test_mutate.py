@@ -1,4 +1,4 @@
-"""The tool that puts faults into the sources counts as caught only what a test has caught."""
+"""The mutation tool counts a fault as caught only if a test has caught it."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ TOY = """
 
     def steps(n):
         while n:
-            n -= 1  # a loop without an end where this is left out
+            n -= 1  # without this line, the loop does not end
         return n
 
     def larger(a, b):
@@ -24,7 +24,7 @@ TOY = """
 
     def leave(now):
         if now:
-            os._exit(0)  # no test has failed then, and none has passed
+            os._exit(0)  # the process ends before a test fails or passes
 
     def double(x):
         return 2 * x
@@ -52,8 +52,8 @@ TESTS = """
 """
 NOT_CAUGHT = {
     "n -= 1  ->  pass": "timed out",
-    "1  ->  2": "survived",  # of an even number
-    "a > b  ->  a >= b": "survived",  # nothing to notice: of two equal numbers either is the larger
+    "1  ->  2": "survived",  # a step of 2 also ends, since n is even
+    "a > b  ->  a >= b": "survived",  # no effect: for equal numbers, both results are equal
     "if now:  ->  if not now:": "crashed",
     "0  ->  1": "survived",
     "os._exit(0)  ->  pass": "survived",
@@ -63,7 +63,7 @@ NOT_CAUGHT = {
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory) -> list[str]:
-    """What the tool says of every fault of the toy."""
+    """Run the tool on every fault of the toy; return its lines."""
     repository = tmp_path_factory.mktemp("toy")
     files = {"toy/__init__.py": "", "toy/arithmetic.py": TOY, "tests/test_arithmetic.py": TESTS}
     for name, text in files.items():

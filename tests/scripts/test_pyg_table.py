@@ -1,4 +1,4 @@
-"""What the guide says of PyG's layers is what the script finds, of some of each kind; the script has all of them."""
+"""The guide's table of PyG's layers agrees with the script for some layers; the script has all layers."""
 
 import importlib.util
 import warnings
@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-# One of each mechanism; `python scripts/pyg_table.py` tries them all, in about two minutes.
+# One line of each mechanism; `python scripts/pyg_table.py` compiles all lines in about two minutes.
 TRIED = [
     "GCNConv(8, 4)",
     "GATConv(8, 4, heads=2, edge_dim=3)",
@@ -16,7 +16,7 @@ TRIED = [
     "ChebConv(8, 4, 3)",
     "GAT(8, 8, 2, 4, heads=2)",
 ]
-# What a class of torch_geometric.nn is that no line has: a base class, or what needs a library or data of its own.
+# Classes of torch_geometric.nn without a line: base classes, and classes that need another library or special data.
 LEFT_OUT = {
     *("Aggregation", "MessagePassing", "KGEModel", "KNNIndex", "L2KNNIndex", "MIPSKNNIndex", "ApproxL2KNNIndex"),
     *("ApproxMIPSKNNIndex", "CuGraphSAGEConv", "CuGraphGATConv", "CuGraphRGCNConv", "FusedGATConv"),
@@ -26,7 +26,7 @@ LEFT_OUT = {
 
 @pytest.fixture(scope="module")
 def table() -> ModuleType:
-    """The script as a module."""
+    """Import the script as a module."""
     spec = importlib.util.spec_from_file_location("pyg_table", REPOSITORY / "scripts" / "pyg_table.py")
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)

@@ -1,4 +1,4 @@
-"""popgeo's calculator beside a framework's own, on structures of several sizes, with a cell and without."""
+"""Comparison of popgeo's calculator with a framework's, on structures of several sizes, with and without a cell."""
 
 import warnings
 
@@ -8,7 +8,7 @@ from popgeo.potentials.evaluator import SystemsCalculator
 
 
 def require_the_same(ours: SystemsCalculator, own, structures: list, tolerance: float = 1e-9) -> None:
-    """Energy, forces and, where space is filled, stress are equal, and one shape serves all structures."""
+    """Check that energies, forces and stresses of periodic structures are equal, and all structures use one shape."""
     ours.evaluator.make_room(structures)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

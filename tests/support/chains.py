@@ -1,4 +1,4 @@
-"""What tests of joined operations share: graphs of functions, their chains, and a comparison with plain torch."""
+"""Helpers for tests of joined operations: graphs of functions, their chains, and a comparison with plain torch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-import popgeo.ops.shifted_softplus  # noqa: F401  makes its operations known to torch
+import popgeo.ops.shifted_softplus  # noqa: F401  registers its operations with torch
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.fuse.chain import CHAIN
@@ -29,12 +29,12 @@ def graph_of(function: Callable[..., Any], *inputs: Tensor) -> OpGraph:
 
 
 def chains(graph: OpGraph) -> list[int]:
-    """How many operations each chain stands for, in order."""
+    """Return the number of operations of each chain, in order."""
     return [op.args[0].num_ops for op in join_chains(graph).ops if op.target == CHAIN]
 
 
 def assert_runs(function: Callable[..., Any], *inputs: Tensor, joined: Sequence[int]) -> None:
-    """The function has these chains, and gives and changes what it gives and changes in plain torch."""
+    """Check the chains of a function, and that its results and its changes equal plain torch's."""
     graph = graph_of(function, *(x.clone() for x in inputs))
     assert chains(graph) == list(joined)
     expected = function(*(own := [x.clone() for x in inputs]))

@@ -1,4 +1,4 @@
-"""The rules that every program keeps, as a net under the tests; the machine itself refuses when it runs."""
+"""The rules that every program must obey, checked in all tests; the machine itself checks when it runs."""
 
 from collections.abc import Mapping
 
@@ -7,16 +7,16 @@ import numpy as np
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Variable, Vertex
 
-_Holders = Mapping[str, np.ndarray | None]  # the tile of each element; None where every tile has a copy
-_Sent = dict[tuple[str, int], list[np.ndarray]]  # what has arrived since the last compute set, by variable and tile
+_Holders = Mapping[str, np.ndarray | None]  # the tile of each element; None if every tile has a copy
+_Sent = dict[tuple[str, int], list[np.ndarray]]  # elements received since the last compute set, by variable and tile
 
 
 def check(program: Program) -> None:
-    """Checks that the program is complete: all data that a tile needs lies there or is sent there in time.
+    """Check that the program is complete: all data that a tile needs is on the tile or arrives in time.
 
-    Each element lies on exactly one tile, unless its variable is replicated; a tile sends what it holds; a vertex
-    reads what its tile holds or the exchange before it brought, and writes what its tile holds; in a compute set
-    nobody reads or writes what another writes.
+    Each element is on exactly one tile, unless its variable is replicated. A tile sends only elements that it has. A
+    vertex reads elements of its tile or elements that the last exchange brought, and writes elements of its tile. In a
+    compute set, no vertex reads or writes elements that another vertex writes.
 
     Raises:
         ValueError: a rule is broken; the message names the step, the variable and the tile.
@@ -41,16 +41,20 @@ def _check_mapping(variable: Variable, num_tiles: int) -> None:
         return
     ascending = mapping.starts[0] == 0 and (np.diff(mapping.starts) > 0).all() and mapping.starts[-1] < mapping.numel
     if not ascending:
-        raise ValueError(f"Intervals of {variable.name} do not hold each of its elements once: {mapping.starts}.")
+        raise ValueError(
+            f"The intervals of {variable.name} do not contain each element exactly once: {mapping.starts}."
+        )
     if not 0 <= mapping.tiles.min() <= mapping.tiles.max() < num_tiles:
-        raise ValueError(f"{variable.name} lies on tile {mapping.tiles.max()}, but there are {num_tiles}.")
+        raise ValueError(f"{variable.name} is on tile {mapping.tiles.max()}, but the program has {num_tiles} tiles.")
 
 
 def _check_exchange(step: Exchange, holders: _Holders, sent: _Sent) -> None:
     for transfer in step.transfers:
         at = holders[transfer.variable]
         if at is None or (at[transfer.elements] != transfer.source).any():
-            raise ValueError(f"{step.name}: tile {transfer.source} sends what it does not hold of {transfer.variable}.")
+            raise ValueError(
+                f"{step.name}: tile {transfer.source} sends elements of {transfer.variable} that it does not have."
+            )
         if transfer.destination == transfer.source:
             raise ValueError(f"{step.name}: tile {transfer.source} sends {transfer.variable} to itself.")
         sent.setdefault((transfer.variable, transfer.destination), []).append(transfer.elements)
@@ -64,7 +68,9 @@ def _check_vertex(step: str, vertex: Vertex, holders: _Holders, sent: _Sent) -> 
         absent = region.elements[at[region.elements] != vertex.tile]
         brought = sent.get((region.variable, vertex.tile), [])
         if len(absent) and not (brought and np.isin(absent, np.concatenate(brought)).all()):
-            raise ValueError(f"{step}: a vertex on tile {vertex.tile} reads {region.variable}, which is not there.")
+            raise ValueError(
+                f"{step}: a vertex on tile {vertex.tile} reads {region.variable}, which is not on the tile."
+            )
     for written in vertex.writes:
         at = None if written is None else holders[written.variable]
         if written is not None and (at is None or (at[written.elements] != vertex.tile).any()):
@@ -72,7 +78,7 @@ def _check_vertex(step: str, vertex: Vertex, holders: _Holders, sent: _Sent) -> 
 
 
 def _check_apart(step: ComputeSet, holders: _Holders) -> None:
-    """Vertices of a compute set run in any order: the writer of an element is the only one that touches it there."""
+    """Check that only the writer of an element uses it in a compute set, since vertices run in any order."""
     writer: dict[str, np.ndarray] = {}
     for number, vertex in enumerate(step.vertices):
         for region in vertex.writes:
@@ -90,8 +96,10 @@ def _check_apart(step: ComputeSet, holders: _Holders) -> None:
             at = holders[region.variable]
             if region.variable not in writer or at is None:
                 continue
-            # What came over the exchange is a copy of the value before this compute set.
+            # A received element is a copy of the value before this compute set.
             here = region.elements[at[region.elements] == vertex.tile]
             owner = writer[region.variable][here]
             if ((owner >= 0) & (owner != number)).any():
-                raise ValueError(f"{step.name}: a vertex reads elements of {region.variable} that another writes.")
+                raise ValueError(
+                    f"{step.name}: a vertex reads elements of {region.variable} that another vertex writes."
+                )

@@ -1,4 +1,4 @@
-"""Programs of one operation, written down as they would be captured, on machines from one tile to all."""
+"""Captured programs of one operation, written by hand, on machines from one tile to all tiles."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +20,17 @@ BOARD = replace(BOW, name="4 of 8 tiles", num_tiles=8, num_ipus=4)
 HALF = torch.float16
 
 Case = tuple[str, IpuTarget, "Plan | OpCost"]
-Files = dict[str, Callable[[], Iterator[Case]]]  # of `popgeo/ipu/cost`, or parts of them
+Files = dict[str, Callable[[], Iterator[Case]]]  # by file of `popgeo/ipu/cost`, or part of a file
 
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor among the arguments of an operation, or one that it makes.
+    """A tensor among the arguments or results of an operation.
 
     Attributes:
-        shape: Sizes.
+        shape: Sizes of the tensor.
         dtype: Type of an element.
-        stride: Elements between neighbors; as they lie in order by default.
+        stride: Elements between neighbors. Default: contiguous.
     """
 
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ def places(*shape: int) -> Given:
 def graph_of(
     target: str, *args: Any, makes: Sequence[Given | None], writes: Sequence[int] = (), **kwargs: Any
 ) -> OpGraph:
-    """A program of one operation, which takes some tensors and makes some; None if it returns none."""
+    """Return a program of one operation; `makes` has its results, with None for a missing tensor."""
     values: list[Value] = []
 
     def number(one: Given, producer: int | None) -> int:
@@ -74,7 +74,7 @@ def graph_of(
 
 
 def cost_of(machine: IpuTarget, target: str, *args: Any, **kwargs: Any) -> OpCost:
-    """What `graph_cost` makes of one operation."""
+    """Return the cost of one operation."""
     (found,) = cost(graph_of(target, *args, **kwargs), machine)
     assert found.known, target
     return found

@@ -8,7 +8,7 @@ from tests.support.cost_programs import Program, numbers, places
 
 
 def layers() -> dict[str, Program]:
-    """Attention, convolutions, pools, losses, norms and collectives, forward and backward, in their variants."""
+    """Return programs of attention, convolutions, pools, losses, norms and collectives, forward and backward."""
     aten, half = torch.ops.aten, torch.float16
     functional, attention = nn.functional, nn.functional.scaled_dot_product_attention
     heads, long, mask = numbers(2, 3, 40, 8), numbers(1, 1, 3000, 64), numbers(40, 24)

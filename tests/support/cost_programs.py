@@ -1,4 +1,4 @@
-"""Small programs of tables, products and operations by element, in shapes that fill the machine and others."""
+"""Small programs of tables, products and elementwise operations, in shapes that fill the machine and others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def places(*shape: int) -> Tensor:
 
 
 def programs() -> dict[str, Program]:
-    """What is costed, by name; where it matters, in a shape that fills the machine, an uneven one and a small one."""
+    """Return the programs by name, some in shapes that fill the machine, in uneven shapes and in small shapes."""
     aten, half = torch.ops.aten, torch.float16
     wide, uneven, small = numbers(4096, 100), numbers(999, 37), numbers(7, 3)
     found: dict[str, Program] = {}
@@ -166,7 +166,7 @@ _ON_FLOATS: dict[str, Callable[..., Any]] = {
 
 
 def _tell_each_other(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """All collectives: of four shards that one machine holds, then of one of four that as many hold."""
+    """Run all collectives: on four shards of one machine, then on one of four shards of four machines."""
     one = x[:1]
     held = ops.all_reduce(x), ops.reduce_scatter(x, -1), ops.all_gather(x, -1), ops.all_to_all(y)
     alone = ops.all_reduce(one, 4), ops.reduce_scatter(one, -1, 4), ops.all_gather(one, -1, 4), ops.all_to_all(y[:1])
@@ -182,13 +182,13 @@ def _convolution_backward(g: Tensor, x: Tensor, w: Tensor, i: Tensor, j: Tensor)
 
 
 def _attention(x: Tensor) -> Any:
-    """Causal, and its gradients."""
+    """Run causal attention and its gradients."""
     made, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, True)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(x, x, x, x, made, sums, 0.0, True)
 
 
 def _pictures(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
-    """Windows multiplied, both ways, and reduced, both ways."""
+    """Run convolutions and pools, forward and backward."""
     aten = torch.ops.aten
     shape = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1)
     made = aten.convolution(x, weight, bias, *shape)

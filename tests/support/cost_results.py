@@ -1,9 +1,9 @@
-"""Small programs of every cost family in few shapes and kinds of number, and what the machine model makes of them.
+"""The modelled costs of small programs of every family, in several shapes and dtypes.
 
     python -m tests.support.cost_results
 
-writes `tests/ipu/cost/results.csv` anew. Run it after a change that is meant to move modelled cycles, and read the
-difference before it is committed: each changed row is a program whose figures moved.
+rewrites `tests/ipu/cost/results.csv`. Run it after a change that is meant to change modelled cycles, and read the
+difference before the commit: each changed row is a program with changed figures.
 """
 
 import csv
@@ -33,7 +33,7 @@ _ON_OTHERS = {
 
 
 def rows() -> Iterator[dict[str, str]]:
-    """What the report says of each program, machine by machine."""
+    """Yield the figures of each program's report, by machine."""
     for program, (function, inputs) in (programs() | layers()).items():
         for machine in (BOW, *(m for m, some in _ON_OTHERS.items() if program.startswith(some))):
             report = ipu.compile(function, list(inputs), target=machine, strict=False).report

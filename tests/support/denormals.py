@@ -1,4 +1,4 @@
-"""Counts denormal numbers, by their bits: to a thread that flushes them they are equal to zero."""
+"""Count denormal numbers by their bits, since they equal zero in a thread that flushes them."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Of each type the integer of its width, and the bits of its fraction.
+# For each dtype the integer dtype of its width, and the number of bits of its fraction.
 _BITS = {
     torch.float32: (torch.int32, 23),
     torch.float64: (torch.int64, 52),
@@ -15,7 +15,7 @@ _BITS = {
 
 
 def count_denormals(tensor: Tensor) -> int:
-    """How many elements are neither zero nor large enough to be normal.
+    """Count the elements that are not zero and too small to be normal.
 
     Example:
         >>> count_denormals(torch.tensor([0.0, 1e-40, -1e-45, 1e-37]))
@@ -28,11 +28,11 @@ def count_denormals(tensor: Tensor) -> int:
 
 
 class DenormalsMade(TorchDispatchMode):
-    """Notes each operation whose results hold denormal numbers: of a model, activations and gradients.
+    """A mode that records each operation with denormal numbers in its results: activations and gradients.
 
     Attributes:
-        found: Name of the operation, and how many.
-        num_results: Tensors that were looked at.
+        found: Name of the operation, and number of denormal elements.
+        num_results: Number of inspected tensors.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class DenormalsMade(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         looked_at = results if isinstance(results, tuple | list) else (results,)
         if "popgeo.interaction.default" in str(func):
-            looked_at = looked_at[:1]  # the other has unwritten memory between its rows, which nothing reads
+            looked_at = looked_at[:1]  # the second result has unwritten, unused memory between its rows
         for tensor in looked_at:
             if isinstance(tensor, Tensor) and tensor.dtype in _BITS and "empty" not in str(func):
                 self.num_results += 1

@@ -1,4 +1,4 @@
-"""Trains SchNet for two epochs with the replicas shared by the processes that torchrun starts; also alone.
+"""Train SchNet for two epochs with replicas shared by torchrun's processes, or in one process.
 
 torchrun --nproc-per-node 2 -m tests.support.distributed_training FOLDER [dies]
 """
@@ -25,7 +25,7 @@ OPTIONS = Options(
 
 
 class Gap(nn.Module):
-    """SchNet with a dropout, so that each replica needs random numbers of its own."""
+    """SchNet with dropout, so that each replica needs its own random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,10 +43,10 @@ class Gap(nn.Module):
 
 
 def train(at_call: dict[int, str] | None = None) -> tuple[list[Tensor], nn.Module]:
-    """The losses of each call, and the model; `at_call` says what befalls this process at which call."""
+    """Train; return the losses of each call and the model. `at_call` ends this process at some calls."""
     torch.set_num_threads(1)
     rank = dist.get_rank() if dist.is_initialized() else 0
-    torch.manual_seed(rank)  # the weights of the first process win
+    torch.manual_seed(rank)  # the weights of the first process are used
     model = Gap().double()
     sizes = FixedSizeOptions(num_nodes=50, num_edges=0, num_graphs=NUM_GRAPHS)
     loader = FixedSizeDataLoader(
@@ -70,7 +70,7 @@ def train(at_call: dict[int, str] | None = None) -> tuple[list[Tensor], nn.Modul
 
 
 def main(folder: str, fate: str = "lives") -> None:
-    """What each process runs; with another fate than `lives` it befalls the second one at its third call."""
+    """Run in each process; a fate other than `lives` ends the second process at its third call."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     losses, model = train({2: fate} if rank == 1 else None)

@@ -1,8 +1,8 @@
-"""Stands for `torch.cuda` on a processor, so that the order of streams, events, captures and replays can be tested.
+"""A replacement of `torch.cuda` on a processor, for tests of the order of streams, events, captures and replays.
 
-A captured graph holds the operations with the very tensors that they ran on, and a replay runs them in that memory, as
-on a GPU; what happens while a graph is captured is undone, as a GPU would not have run it. It proves nothing about
-speed, and nothing about what a real device refuses beyond reading values.
+A captured graph contains the operations with their tensors, and a replay runs them in the same memory, as on a GPU.
+After a capture, all changes are undone, because a GPU would not have run the operations. The replacement says nothing
+about speed, and of a real device's refusals it knows only reading values.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 
 class FakeStream:
-    """A stream with a name and a list of what was asked of it."""
+    """A stream with a name; it logs its calls."""
 
     def __init__(self, cuda: "FakeCuda", name: str) -> None:
         self._cuda, self.name = cuda, name
@@ -41,7 +41,7 @@ class FakeEvent:
 
 
 class FakeGraph:
-    """Operations, in order, on the memory that they were captured with."""
+    """Operations, in order, with their captured memory."""
 
     def __init__(self) -> None:
         self.ops: list[tuple[Any, tuple[Any, ...], Mapping[str, Any], Any]] = []
@@ -61,7 +61,7 @@ class _Capture(TorchDispatchMode):
     def __init__(self, graph: FakeGraph) -> None:
         super().__init__()
         self.graph = graph
-        self.before: dict[int, tuple[Tensor, Tensor]] = {}  # memory that an operation changes, and what it held
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}  # memory that an operation changes, and its old content
         self.made: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -98,18 +98,18 @@ class _Capture(TorchDispatchMode):
 
 
 class FakeCuda:
-    """The part of `torch.cuda` that the library calls.
+    """The part of `torch.cuda` that popgeo calls.
 
     Attributes:
-        log: What streams and events were asked to do, in order.
-        graphs: The graphs that were captured.
+        log: Calls of streams and events, in order.
+        graphs: The captured graphs.
     """
 
     def __init__(self) -> None:
         self.log: list[str] = []
         self.graphs: list[FakeGraph] = []
         self._count = {"stream": 0, "event": 0}
-        self._main, self._of_thread = FakeStream(self, "main"), threading.local()  # as CUDA's own
+        self._main, self._of_thread = FakeStream(self, "main"), threading.local()  # per thread, as in CUDA
 
     def _next(self, kind: str) -> int:
         self._count[kind] += 1

@@ -1,4 +1,4 @@
-"""Tables to draw, and each figure drawn from them."""
+"""Tables for figures, and the figures."""
 
 from types import SimpleNamespace
 
@@ -36,7 +36,7 @@ SUPERSTEPS = pd.DataFrame({"activity": ["exchange", "compute"], "start": [0, 300
 BLOCKS = pd.DataFrame({"module": ["a", "b"], "compute": [9, 20], "exchange": [5, 1], "sync": [1, 1]})
 TILES = pd.DataFrame({"values": [100, 80], "stack": [32, 32]})
 GIVEN = (HISTORY, FILL, EFFICIENCY, BOUND, SUMMARY, GRID, SUPERSTEPS, BLOCKS, TILES)
-PRISTINE = [table.copy() for table in GIVEN]  # before any test has drawn
+PRISTINE = [table.copy() for table in GIVEN]  # copies made before any test
 PACKED, IID = np.array([17.5, 18.5, 18.0]), np.array([15.0, 21.0, 18.0])
 
 DRAW = {

@@ -1,4 +1,4 @@
-"""What surrounds every test: fixtures that several folders use, and the rules that hold while any test runs."""
+"""Fixtures that several folders use, and rules for every test."""
 
 import gc
 import os
@@ -18,12 +18,12 @@ from popgeo.native import library
 from tests.support.check_graph import check_graph
 from tests.support.check_program import check
 
-# Imported modules and collected tests live to the end, so the garbage collector need not search them.
+# Imported modules and collected tests live until the end, so the garbage collector can skip them.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """From here on the garbage collector searches only what tests make, and rarely."""
+    """Let the garbage collector search only new objects of tests, and rarely."""
     gc.freeze()
     gc.set_threshold(50_000)
     gc.enable()
@@ -31,9 +31,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _every_graph_and_program_is_checked() -> Iterator[None]:
-    """Every graph that a test captures, rewrites or reads can run; every lowered program has its data on its tiles.
+    """Check that every captured, rewritten or read graph can run, and that every program has its data on its tiles.
 
-    A program that a test writes by hand may break these rules.
+    Programs that a test writes by hand are not checked.
     """
     make_graph = OpGraph.__init__
 
@@ -54,14 +54,14 @@ def _every_graph_and_program_is_checked() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _each_test_starts_alike(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The same random numbers, one thread, and no model of another test.
+    """Start each test with the same random numbers, one thread, and no model of another test.
 
-    Weights and data that a test does not seed are those of its last run. On a busy machine two threads wait for each
-    other longer than a small step takes; a test may ask for more.
+    Weights and data without a seed are then equal in every run. On a busy machine, two threads wait for each other
+    longer than a small step takes; a test can set more threads.
 
-    PyG's `Sequential` writes its `forward` to a file that Python's random numbers name, and leaves the last one in its
-    class. If two models draw the same name, one silently runs the `forward` of the other. So Python's random numbers
-    differ between tests and between processes, and the class gets its own `forward` back.
+    PyG's `Sequential` writes its `forward` to a file with a random name, and leaves the last `forward` in its class. If
+    two models draw the same name, one silently runs the other's `forward`. So Python's random numbers differ between
+    tests and between processes, and the fixture restores the class's own `forward`.
     """
     torch.default_generator.manual_seed(0)  # `torch.manual_seed` formats the stack for each kind of device: 0.8 ms
     if torch.cuda.is_initialized():
@@ -76,7 +76,7 @@ def _each_test_starts_alike(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=["compiled", "fallback"])
 def native(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs a test twice: with the compiled library, and as on a machine without a compiler."""
+    """Run a test twice: with the compiled library, and without it."""
     if request.param == "fallback":
         with library.without_native():
             yield request.param
@@ -88,16 +88,14 @@ def native(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real data that is not part of the package; tests that need it skip if it is absent."""
+    """Return the folder of real data; skip the test if it is missing."""
     folder = os.environ.get("POPGEO_SHARED_DATA")
     if folder is None or not Path(folder).is_dir():
-        pytest.skip(
-            f"POPGEO_SHARED_DATA is {folder or 'not set'}; it names a folder that holds qm9.npz, tu/ and planetoid/"
-        )
+        pytest.skip(f"POPGEO_SHARED_DATA is {folder or 'not set'}; set it to a folder with qm9.npz, tu/ and planetoid/")
     return Path(folder)
 
 
 @pytest.fixture
 def generator() -> torch.Generator:
-    """A seeded source of randomness, new for each test."""
+    """Return a new seeded generator for each test."""
     return torch.Generator().manual_seed(0)

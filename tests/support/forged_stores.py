@@ -1,4 +1,4 @@
-"""Stores on disk as a stranger may make them: changed, with checksums that fit."""
+"""Forged stores on disk: changed, with matching checksums."""
 
 import zlib
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from popgeo.data.store.manifest import NAME, ArrayFile, Manifest, from_json, sum
 
 
 def sum_anew(folder: Path, change: Callable[[Manifest], Manifest] = lambda manifest: manifest) -> None:
-    """Changes the manifest of a store, and writes all checksums as they would be of what its files hold now."""
+    """Change the manifest of a store, and rewrite all checksums for the files' present contents."""
     manifest, of_blocks = from_json(folder / NAME), []
 
     def summed(file: ArrayFile) -> ArrayFile:
@@ -28,7 +28,7 @@ def sum_anew(folder: Path, change: Callable[[Manifest], Manifest] = lambda manif
 
 
 def set_numbers(folder: Path, name: str, values: dict[int, int]) -> None:
-    """Sets some of the int64 numbers of a file; checksums follow."""
+    """Set some int64 numbers of a file, and update the checksums."""
     numbers = np.fromfile(folder / name, dtype=np.int64)
     for place, value in values.items():
         numbers[place] = value

@@ -1,11 +1,11 @@
-"""Writes down what the library makes of every model of the contracts and of the loaders' batches: a net under a move.
+"""Write the results of every contract model and of the loaders to files, to detect changes by a refactoring.
 
     python -m tests.support.golden FOLDER
 
-Run it before and after a change that should change nothing, and compare the two folders with `diff -r`. For each model
-it writes the captured graph and update, a hash of the kept step's bytes, the program's listing with a hash of all that
-its steps hold, and the report as JSON and text; for each loader a hash of every tensor of every batch. Lines of source
-files stand without path and number, and wall time is left out, so that moved files compare equal.
+Run it before and after a change that should change no result, and compare the two folders with `diff -r`. For each
+model it writes the captured graph and update, a hash of the kept step's bytes, the program's listing with a hash of its
+steps, and the report as JSON and text; for each loader, a hash of every tensor of every batch. Source lines appear
+without path and number, and wall times are left out, so that moved files compare equal.
 """
 
 import argparse
@@ -38,7 +38,7 @@ _PLACE = re.compile(r"[^\s\"]*\.py:\d+ in ")
 
 
 def golden(folder: Path) -> None:
-    """Writes one file for each thing that is to stay as it is."""
+    """Write one file per result that must stay equal."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in tqdm(_stories(), desc="writing down", disable=None):
@@ -86,7 +86,7 @@ def _of_step(name: str, step: CompiledStep) -> Iterator[tuple[str, str]]:
 
 
 def _contents(program: Program) -> str:
-    """A hash of every place, transfer and vertex of a program."""
+    """Return a hash of every place, transfer and vertex of a program."""
     parts: list[Any] = []
     for variable in program.variables.values():
         mapping = variable.mapping
@@ -144,5 +144,5 @@ def _hash(parts: Iterable[Any]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where the files go")
+    parser.add_argument("folder", type=Path, help="folder for the files")
     golden(parser.parse_args().folder)

@@ -1,4 +1,4 @@
-"""Graphs for tests, drawn at random from a few numbers, and what it means that two of them are the same."""
+"""Random graphs for tests, and comparisons of graphs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ CITES = ("b", "cites", "b")
 
 
 def graph(num_nodes: int, num_edges: int, seed: int = 0) -> Data:
-    """A homogeneous graph with attributes of every level, several dtypes and widths."""
+    """Return a homogeneous graph with attributes of every level, several dtypes and widths."""
     random = torch.Generator().manual_seed(seed)
     return Data(
         x=torch.randn(num_nodes, 3, generator=random),
@@ -33,7 +33,7 @@ def graph(num_nodes: int, num_edges: int, seed: int = 0) -> Data:
 
 
 def hetero_graph(num_a: int, num_b: int, num_writes: int, num_cites: int, seed: int = 0) -> HeteroData:
-    """A heterogeneous graph whose type `b` has no features."""
+    """Return a heterogeneous graph; its type `b` has no features."""
     random = torch.Generator().manual_seed(seed)
     data = HeteroData()
     data["a"].x = torch.randn(num_a, 2, generator=random)
@@ -48,21 +48,21 @@ def hetero_graph(num_a: int, num_b: int, num_writes: int, num_cites: int, seed: 
 
 @st.composite
 def lists_of_graphs(draw: st.DrawFn, max_size: int = 6) -> list[Data]:
-    """Graphs of 1 to 7 nodes and 0 to 9 edges."""
+    """Draw graphs of 1 to 7 nodes and 0 to 9 edges."""
     sizes = draw(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 9)), min_size=1, max_size=max_size))
     return [graph(nodes, edges, seed) for seed, (nodes, edges) in enumerate(sizes)]
 
 
 @st.composite
 def lists_of_hetero_graphs(draw: st.DrawFn) -> list[HeteroData]:
-    """Heterogeneous graphs, some without edges of a type."""
+    """Draw heterogeneous graphs, some without edges of a type."""
     size = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 5), st.integers(0, 5))
     sizes = draw(st.lists(size, min_size=1, max_size=4))
     return [hetero_graph(*size, seed=seed) for seed, size in enumerate(sizes)]
 
 
 def options_for(graphs: list[Data], nodes: int, edges: int, num_graphs: int) -> FixedSizeOptions:
-    """Options that leave so many slots beside the one node and graph that are always padding."""
+    """Return options with extra slots besides the required padding node and padding graph."""
     return FixedSizeOptions(
         num_nodes=sum(g.num_nodes for g in graphs) + 1 + nodes,
         num_edges=sum(g.num_edges for g in graphs) + edges,
@@ -71,14 +71,14 @@ def options_for(graphs: list[Data], nodes: int, edges: int, num_graphs: int) -> 
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two attributes are equal to the last bit, NaN included."""
+    """Check whether two attributes are equal to the last bit, including NaN."""
     if isinstance(a, Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
     return bool(a == b)
 
 
 def assert_real_part_equals(batch: Batch, graphs: Sequence[Data]) -> None:
-    """The real part of a fixed-size batch is what `Batch.from_data_list` makes, to the last bit."""
+    """Check that the real part of a fixed-size batch equals `Batch.from_data_list` to the last bit."""
     expected = Batch.from_data_list(list(graphs))
     for own, other in zip(batch.stores, expected.stores, strict=True):
         for name, value in other.items():
@@ -92,7 +92,7 @@ def assert_real_part_equals(batch: Batch, graphs: Sequence[Data]) -> None:
 
 
 def assert_same_graphs(found: Sequence[Data], expected: Sequence[Data]) -> None:
-    """Two lists of graphs hold the same attributes with the same values."""
+    """Check that two lists of graphs have the same attributes with the same values."""
     assert len(found) == len(expected)
     for own, other in zip(found, expected, strict=True):
         for own_store, other_store in zip(own.stores, other.stores, strict=True):
@@ -102,6 +102,6 @@ def assert_same_graphs(found: Sequence[Data], expected: Sequence[Data]) -> None:
 
 
 def _as_joined(value: Any) -> Any:
-    """PyG itself turns numbers and 0-d labels into tensors of one row when it joins graphs."""
+    """Convert numbers and 0-d labels to tensors of one row, as PyG does when it joins graphs."""
     value = torch.tensor([value]) if isinstance(value, int | float) else value
     return value[None] if isinstance(value, Tensor) and value.dim() == 0 else value

@@ -1,11 +1,11 @@
-"""Small graphs that are in for large ones, and what must hold of every batch of their loaders."""
+"""Small graphs in place of large graphs, and a check of every batch of their loaders."""
 
 import torch
 from torch_geometric.data import Data, HeteroData
 
 
 def random_graph(num_nodes: int = 60, num_edges: int = 240, seed: int = 0) -> Data:
-    """An undirected random graph; features and edge attributes tell nodes and edges apart."""
+    """Return an undirected random graph with different features for each node and each edge."""
     generator = torch.Generator().manual_seed(seed)
     half = torch.randint(num_nodes, (2, num_edges // 2), generator=generator)
     edge_index = torch.cat([half, half.flip(0)], dim=1)
@@ -18,7 +18,7 @@ def random_graph(num_nodes: int = 60, num_edges: int = 240, seed: int = 0) -> Da
 
 
 def library(num_papers: int = 30, num_authors: int = 20, seed: int = 0) -> HeteroData:
-    """Papers, authors, who writes what, and who cites whom."""
+    """Return a graph of papers and authors, with writing and citing edges."""
     generator = torch.Generator().manual_seed(seed)
     data = HeteroData()
     data["paper"].x, data["author"].x = (
@@ -37,10 +37,10 @@ def library(num_papers: int = 30, num_authors: int = 20, seed: int = 0) -> Heter
 
 
 def check_is_part_of(batch: Data, data: Data) -> None:
-    """Real rows are rows of the whole graph, real edges edges of it; padding edges join padding nodes."""
+    """Check that real rows and edges belong to the whole graph, and that padding edges join padding nodes."""
     nodes, edges = batch.nodes_mask, batch.edges_mask
     ends, numbered = batch.n_id[batch.edge_index[:, edges]], data.edge_index[:, batch.e_id[edges]]
-    # An edge that was added as the reverse of another has the number of that one.
+    # A reversed edge has the number of its original edge.
     assert ((ends == numbered).all(0) | (ends.flip(0) == numbered).all(0)).all()
     assert torch.equal(batch.x[nodes], data.x[batch.n_id[nodes]])
     assert torch.equal(batch.edge_attr[edges], data.edge_attr[batch.e_id[edges]])

@@ -1,4 +1,4 @@
-"""Runs of Lightning with a compiled and with an eager module, also in each of torchrun's processes.
+"""Lightning runs with a compiled and with an eager module, also in torchrun's processes.
 
 torchrun --nproc-per-node 2 -m tests.support.lightning_runs FOLDER
 """
@@ -24,7 +24,7 @@ NUM_GRAPHS = 40
 
 
 def graph(number: int) -> Data:
-    """A ring of 2 to 6 nodes."""
+    """Return a ring of 2 to 6 nodes."""
     size = 2 + number % 5
     x = torch.randn(size, 3, generator=torch.Generator().manual_seed(number))
     ring = torch.stack([torch.arange(size), torch.arange(size).roll(1)])
@@ -32,13 +32,13 @@ def graph(number: int) -> Data:
 
 
 def loader(**choices: Any) -> FixedSizeDataLoader:
-    """Batches of about four graphs."""
+    """Return a loader of batches with about four graphs."""
     sizes, graphs = FixedSizeOptions(21, 21, 6), [graph(i) for i in range(NUM_GRAPHS)]
     return FixedSizeDataLoader(graphs, fixed_size_options=sizes, fixed_size_strategy="Window", **{"seed": 0, **choices})
 
 
 class Regression(nn.Module):
-    """Predictions and their loss."""
+    """A model of predictions with its loss."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Regression(nn.Module):
 
 
 class Normed(Regression):
-    """With a norm of batches in front, which counts real nodes only."""
+    """The same model with a batch norm over real nodes before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Normed(Regression):
 
 
 class Schedules:
-    """What both kinds of module share."""
+    """The common part of both modules."""
 
     schedule = "cycle"
 
@@ -95,11 +95,11 @@ class Schedules:
 
 
 class Compiled(Schedules, CompiledModule):
-    """With the compiled step."""
+    """The module with the compiled step."""
 
 
 class Eager(Schedules, lightning.LightningModule):
-    """As Lightning's users write it."""
+    """The module in usual Lightning code."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -115,18 +115,18 @@ class Eager(Schedules, lightning.LightningModule):
 
 
 def trainer_in(folder: Path, **choices: Any) -> lightning.Trainer:
-    """A quiet one."""
+    """Return a quiet trainer."""
     quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     return lightning.Trainer(**{"accelerator": "cpu", "devices": 1, "default_root_dir": folder, **quiet, **choices})
 
 
 def weights(module: nn.Module) -> Tensor:
-    """All of them, in one tensor."""
+    """Return all weights of a module in one tensor."""
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
 class Stop(lightning.Callback):
-    """Saves a checkpoint after that many updates, as an interruption would leave it."""
+    """A callback that saves a checkpoint after `after` updates, as an interruption would leave it."""
 
     def __init__(self, path: Path, after: int) -> None:
         self.path, self.after = path, after
@@ -139,7 +139,7 @@ class Stop(lightning.Callback):
 
 
 def main(folder: str) -> None:
-    """What each process runs: both kinds of module, and a resumed run of the compiled one."""
+    """Run both modules, and a resumed run of the compiled module, in each process."""
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {}
     for kind in (Eager, Compiled):

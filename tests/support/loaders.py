@@ -12,7 +12,7 @@ OPTIONS = FixedSizeOptions(num_nodes=25, num_edges=40, num_graphs=6)
 
 
 class InMemory(InMemoryDataset):
-    """A dataset in memory, as PyG's own are."""
+    """A dataset in memory, like PyG's own datasets."""
 
     def __init__(self, graphs, transform=None):
         super().__init__(None, transform)
@@ -20,7 +20,7 @@ class InMemory(InMemoryDataset):
 
 
 class OnDisk(PyGDataset):
-    """A dataset that makes its graphs when asked."""
+    """A dataset that makes each graph on request."""
 
     def len(self):
         return len(GRAPHS)
@@ -35,5 +35,5 @@ def loader_of(dataset=GRAPHS, strategy=FixedSizeStrategy.StreamPack, **kwargs) -
 
 
 def seeds(batches) -> list[int]:
-    """Which graphs the batches hold, in order: `charge` numbers the graphs of this file."""
+    """Return the numbers of the batches' graphs, in order: each graph's `charge` is its number."""
     return [int(g.charge) for batch in batches for g in unpad(batch)]

@@ -1,4 +1,4 @@
-"""One of two processes is lost in the middle of an epoch; the other writes down what it was told, and after how long.
+"""One of two processes ends in the middle of an epoch; the other writes its error and the time until the error.
 
 torchrun --nproc-per-node 2 -m tests.support.lost_ranks FOLDER step|lightning|accelerate raises|leaves|stops
 """
@@ -24,7 +24,7 @@ FATES = ("raises", "leaves", "stops")
 
 
 class Lost:
-    """What befalls the second process at its third batch; the first notes when it is alone."""
+    """The end of the second process at its third batch; the first process records the time."""
 
     def __init__(self, fate: str, folder: Path) -> None:
         self.fate, self.batches, self.seen = fate, 0, folder / "alone"
@@ -42,7 +42,7 @@ class Lost:
 
 
 def with_step(lost: Lost) -> None:
-    """A compiled step of popgeo's."""
+    """Train with popgeo's compiled step."""
 
     class Summed(nn.Module):
         def __init__(self) -> None:
@@ -61,7 +61,7 @@ def with_step(lost: Lost) -> None:
 
 
 def with_lightning(lost: Lost) -> None:
-    """Lightning's trainer with DistributedDataParallel."""
+    """Train with Lightning's trainer and DistributedDataParallel."""
     import lightning
     from lightning.pytorch.strategies import DDPStrategy
 
@@ -85,7 +85,7 @@ def with_lightning(lost: Lost) -> None:
 
 
 def with_accelerate(lost: Lost) -> None:
-    """Accelerate's `prepare` and `backward`."""
+    """Train with accelerate's `prepare` and `backward`."""
     from accelerate import Accelerator, InitProcessGroupKwargs
 
     accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT)])
@@ -103,7 +103,7 @@ TRAINERS: dict[str, Callable[[Lost], None]] = {
 
 
 def main(folder: str, trainer: str, fate: str) -> None:
-    """What each process runs."""
+    """Train in each process, and write the error of the first process."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     lost = Lost(fate, Path(folder))

@@ -6,11 +6,11 @@ import numpy as np
 
 
 def metals(number: int = 12, keep: bool = False) -> list[Any]:
-    """Crystals, clusters and a single atom; labels are `REF_energy` and so on, stress only where space is filled.
+    """Return crystals, clusters and a single atom with labels `REF_energy` etc.; only crystals have a stress.
 
     Args:
-        number: How many.
-        keep: Whether each has a calculator with the labels instead; the stress of those without one is NaN.
+        number: Number of structures.
+        keep: Whether labels are in a calculator instead; a missing stress is then NaN.
     """
     import ase
     from ase.build import bulk

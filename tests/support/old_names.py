@@ -1,4 +1,4 @@
-"""The names that `compat.enable` gives out, taken back however often a program has enabled them."""
+"""The removal of the names that `compat.enable` installed, any number of times."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Runs the scripts of a report's page without a browser."""
+"""Run the scripts of a report's page without a browser."""
 
 import json
 import shutil
@@ -10,13 +10,13 @@ import pytest
 
 
 def run_page(path: Path, at: tuple[float, float] | None = None) -> Any:
-    """What the page in a file `drawn` on its canvases, what it `told` of a point of its timeline, and its `labels`.
+    """Return a page's drawing on canvases (`drawn`), its text for a point (`told`), and its `labels`.
 
-    Labels are texts of boxes with a width of their own, with that width. Each drawn entry is
+    Labels are texts of boxes with their own width, with this width. Each drawn entry is
     `[fillRect or fillText, colour, ...arguments]`, on a page of 1150 pixels.
     """
     if (node := shutil.which("node")) is None:
-        pytest.skip("no node to run the script with")
+        pytest.skip("node is not installed")
     where = [] if at is None else [str(part) for part in at]
     command = [node, str(Path(__file__).with_name("run_page.js")), str(path), *where]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""One of two processes that each hold half of a graph's features; the second is lost in the middle of an epoch.
+"""Two processes with half of a graph's features each; the second process ends in the middle of an epoch.
 
 python -m tests.support.parted_features FOLDER RANK
 """
@@ -25,12 +25,12 @@ SEEDS = torch.arange(53)
 
 
 def memory_loader(rank: int, world_size: int) -> FixedSizeNeighborLoader:
-    """What the process would load if it had all features."""
+    """Return the loader of a process with all features."""
     return FixedSizeNeighborLoader(random_graph(), [3, 2], SEEDS, rank=rank, world_size=world_size, **HOW)
 
 
 def trained() -> dict:
-    """A model and its optimizer, as one step leaves them."""
+    """Return a model and its optimizer after one step."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
@@ -40,7 +40,7 @@ def trained() -> dict:
 
 
 def main(folder: Path, rank: int) -> None:
-    """What each process does."""
+    """Load batches in each process, and compare them with batches from memory."""
     join(folder, rank)
     _, features, graph = in_stores(random_graph())
     sent = []
@@ -50,7 +50,7 @@ def main(folder: Path, rank: int) -> None:
         loader = FixedSizeNeighborLoader((parted, graph), [3, 2], SEEDS, **HOW)
         parted.num_bytes = 0
         for part in parted.columns.values():
-            part.room = 8  # some batches need more exchanges than one
+            part.room = 8  # some batches need several exchanges
         for batch, same in zip(loader, memory_loader(rank, 2), strict=True):
             assert all(
                 torch.equal(value, same[name]) for name, value in batch.to_dict().items() if torch.is_tensor(value)

@@ -1,4 +1,4 @@
-"""What tests of a cut step's parts share: an order of passes, inputs, and a function of views."""
+"""Helpers for tests of a step's parts: an order of passes, inputs, and a function of views."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Batches of fixed size worked out slowly, from PyG's own: what every way of filling one must come to."""
+"""The slow reference of fixed-size batches, made from PyG's batches, for every way of filling a batch."""
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ INDICES = {"edge_index", "edge_label_index", "face", "pair_index", "root_index",
 
 
 class Rich(Data):
-    """A graph whose class says itself how some attributes are joined and shifted."""
+    """A graph class with its own rules for joining and shifting some attributes."""
 
     def __cat_dim__(self, key, value, *args, **kwargs):
         return {"wide": 1, "image": None}.get(key, super().__cat_dim__(key, value, *args, **kwargs))
@@ -23,7 +23,7 @@ class Rich(Data):
         if key == "pair_index":
             return torch.tensor([[self.num_nodes], [7]])
         if key == "group_batch" and not len(value):
-            return 0  # where PyG looks for the largest number
+            return 0  # PyG would compute the maximum of an empty tensor
         return super().__inc__(key, value, *args, **kwargs)
 
 
@@ -36,7 +36,7 @@ RICH_LEVELS = {
 
 
 def rich_graph(num_nodes: int, num_edges: int, seed: int, index_dtype: torch.dtype = torch.int64) -> Rich:
-    """A graph with every kind of attribute, perhaps without nodes; one that has none has no edges."""
+    """Return a graph with every kind of attribute; a graph without nodes has no edges."""
     random = torch.Generator().manual_seed(seed)
     num_edges = num_edges if num_nodes else 0
 
@@ -78,15 +78,15 @@ def plain_batch(
     spread: bool = False,
     sort_edges: bool = False,
 ) -> dict[tuple[Any, str], Any]:
-    """Every tensor and list of a batch, by its store and its name.
+    """Return every tensor and list of a batch, by its store and its name.
 
     Args:
-        graphs: The real ones.
-        options: Sizes, and numbers that fill padding.
-        levels: For each attribute "node", "edge", "graph", or "rows" where `options.num_rows` has room for it.
-        follow_batch: As the collater takes it.
-        index_dtype: Likewise.
-        spread: Whether padding edges are dealt out to all padding nodes.
+        graphs: Real graphs.
+        options: Sizes, and values of padding.
+        levels: "node", "edge" or "graph" for each attribute, or "rows" if `options.num_rows` has its size.
+        follow_batch: Argument of the collater.
+        index_dtype: Argument of the collater.
+        spread: Whether padding edges are distributed over all padding nodes.
         sort_edges: Whether edges are sorted by destination.
     """
     graphs = [_sorted(graph, levels) for graph in graphs] if sort_edges else list(graphs)
@@ -154,7 +154,7 @@ def _of(sizes: Any, key: Any) -> int:
 
 
 def _owners(store: Any, prefix: str, num_graphs: int, num_rows: int, fixed: int | None) -> dict[str, Tensor]:
-    """The assignment vector and the pointer of an attribute's rows; `fixed` rows of each graph also in padding."""
+    """Return the assignment vector and the pointer of an attribute; padding graphs also have `fixed` rows."""
     owner, pointer = store[f"{prefix}batch"].tolist(), store[f"{prefix}ptr"].tolist()
     if fixed is not None:
         owner = [graph for graph in range(num_graphs) for _ in range(fixed)]

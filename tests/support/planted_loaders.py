@@ -1,6 +1,6 @@
-"""A right loader and sampler of twenty lines each, and wrong ones: each the smallest form of a defect that was shipped.
+"""A correct loader and sampler of twenty lines each, and wrong versions: minimal forms of published defects.
 
-`WRONG` has of each what makes it, the claim that is meant to find it, and where such a one was met.
+`WRONG` has the constructor of each wrong version, the claim that must find it, and the origin of the defect.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ NODES, EDGES, GRAPHS = 41, 90, 5
 
 
 class Batches:
-    """Batches of four graphs in an order of each epoch's own, dealt out to ranks, which have equally many of them."""
+    """Batches of four graphs in a new order each epoch, distributed over ranks in equal numbers."""
 
     def __init__(self, graphs: Sequence[Data], seed: int = 0, rank: int = 0, world_size: int = 1) -> None:
         self.number, self.seed, self.rank, self.world_size = len(graphs), seed, rank, world_size
@@ -58,11 +58,11 @@ class Batches:
 def collate(
     graphs: Sequence[Data], nodes: int = NODES, edges: int = EDGES, num_graphs: int = GRAPHS
 ) -> dict[str, Tensor]:
-    """Graphs at fixed shape: padding edges join the last padding node, which belongs to the last padding graph."""
+    """Join graphs in a fixed shape; padding edges join the last padding node, in the last padding graph."""
     sizes = [0, *np.cumsum([graph.num_nodes for graph in graphs], dtype=int).tolist()]
     used = sum(graph.num_edges for graph in graphs)
     if sizes[-1] >= nodes or used > edges or len(graphs) >= GRAPHS:
-        raise ValueError(f"{sizes[-1]} nodes and {used} edges do not fit")
+        raise ValueError(f"{sizes[-1]} nodes and {used} edges do not fit into the batch")
     made = {
         "x": torch.zeros(nodes, 2),
         "edge_index": torch.full((2, edges), nodes - 1),
@@ -83,7 +83,7 @@ def collate(
 
 
 class Loader(DataLoader):
-    """One that hands on what its sampler knows of epochs."""
+    """A loader with the epoch's state of its sampler."""
 
     def state_dict(self) -> dict[str, int]:
         return self.batch_sampler.state_dict()
@@ -103,7 +103,7 @@ def make(
     collate_fn: Callable[..., Any] = collate,
     **kwargs: Any,
 ) -> Loader:
-    """The right loader, or one with a part in which something is wrong."""
+    """Return the correct loader, or a loader with a wrong part."""
     sampler = batches(graphs, seed, rank, world_size)
     return Loader(graphs, batch_sampler=sampler, collate_fn=collate_fn, num_workers=num_workers, **kwargs)
 
@@ -203,7 +203,7 @@ class CountsGraphs(Batches):
 
 
 class Stream(IterableDataset):
-    """Graphs one after the other, the same in every worker."""
+    """A stream of graphs, the same in every worker."""
 
     def __init__(self, graphs: Sequence[Data]) -> None:
         self.graphs = graphs
@@ -213,7 +213,7 @@ class Stream(IterableDataset):
 
 
 class SharedStream(Stream):
-    """Graphs of which each worker has its own."""
+    """A stream of graphs, with different graphs in each worker."""
 
     def __iter__(self) -> Iterator[Data]:
         worker = get_worker_info()
@@ -226,14 +226,14 @@ def stream(graphs: Any, num_workers: int = 0, kind: type[Stream] = Stream) -> Da
 
 
 def same_seed(number: int) -> None:
-    np.random.seed(0)  # noqa: NPY002  # the old law is what is tried
+    np.random.seed(0)  # noqa: NPY002  # tests the old generator
 
 
 # Wrong batches
 
 
 def changed(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[Sequence[Data]], dict[str, Tensor]]:
-    """A collate function whose batch is changed afterwards."""
+    """Return a collate function that changes its batch afterwards."""
 
     def made(graphs: Sequence[Data]) -> dict[str, Tensor]:
         batch = collate(graphs)
@@ -451,4 +451,4 @@ RIGHT_SAMPLERS: dict[str, Callable[..., Any]] = {
     "torch's": lambda graphs: BatchSampler(RandomSampler(graphs), 4, drop_last=False),
 }
 
-sorts_edges = WRONG["sorted"][0]  # by a name, as on the command line
+sorts_edges = WRONG["sorted"][0]  # found by name, as on the command line

@@ -1,6 +1,6 @@
-"""Right lists of neighbors, and wrong ones: each the smallest form of a defect that was shipped.
+"""Correct neighbor lists, and wrong versions: minimal forms of published defects.
 
-A list takes positions, cell, pbc and cutoff, and gives centres i, neighbors j and images S of j.
+A list takes positions, cell, pbc and cutoff, and returns centers i, neighbors j and images S of j.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def right(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: floa
 
 
 def of_images(positions: Any, cell: Any, pbc: Any, cutoff: float, reach: Any) -> list[tuple[tuple[int, ...], float]]:
-    """Rows and distances within that many images each way."""
+    """Return rows and distances within `reach` images in each direction."""
     found = []
     for image in product(*(range(-n, n + 1) for n in np.where(pbc, reach, 0).astype(int))):
         apart = np.linalg.norm(positions[None] - positions[:, None] + np.array(image) @ cell, axis=2)
@@ -38,7 +38,7 @@ def wide(positions: Any, cell: Any, pbc: Any, cutoff: float) -> list[tuple[tuple
 
 
 def chosen(choose: Callable[[list[tuple[tuple[int, ...], float]]], Any]) -> Callable[..., Listed]:
-    """A list of some of the right rows."""
+    """Return a neighbor list with a choice of the correct rows."""
 
     def listed(positions: Any, cell: Any, pbc: Any, cutoff: float) -> Listed:
         return as_arrays(choose(wide(positions, cell, pbc, cutoff)))
@@ -163,7 +163,7 @@ def cell_by_columns(positions: Any, cell: Any, pbc: Any, cutoff: float) -> Liste
 
 
 class StashedValue:
-    """A list that is made anew where there is another number of atoms, or of another cell."""
+    """A neighbor list that is only made again if the number of atoms, or the cell, changes."""
 
     def __init__(self, looks_at_cell: bool) -> None:
         self.kept: dict[Any, Listed] = {}

@@ -1,4 +1,4 @@
-"""Small modules that tests wrap as PopTorch does."""
+"""Small modules for PopTorch's wrappers."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from popgeo.compat import poptorch
 
 
 class Line(nn.Module):
-    """y = slope * x, with the squared error as loss where there is a target."""
+    """y = slope * x, with the squared error as loss if there is a target."""
 
     def __init__(self, slope=0.0):
         super().__init__()
@@ -19,7 +19,7 @@ class Line(nn.Module):
 
 
 class Counter(nn.Module):
-    """Adds its input to a buffer and returns it."""
+    """A module that adds its input to a buffer and returns the buffer."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Predicts as one of several processes, and compares with what one process predicts; see `test_predictor.py`."""
+"""Predict as one of several processes, and compare with one process; see `test_predictor.py`."""
 
 import sys
 
@@ -22,7 +22,7 @@ def main(file: str, rank: int, world_size: int) -> None:
     assert list(Predictor(model, sizes, "none")(graphs, errors="keep").errors) == [5]
     try:
         Predictor(model, sizes, "none")(graphs)
-    except ValueError as error:  # in the process that had other graphs, too
+    except ValueError as error:  # also in the process with different graphs
         print(error)
 
 

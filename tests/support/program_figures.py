@@ -1,4 +1,4 @@
-"""What the steps of a program cost by the sizes that its vertices and transfers really have, to lay beside a plan."""
+"""The cost of a program's steps by the actual sizes of vertices and transfers, for comparison with a plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from popgeo.ipu.target import IpuTarget
 from popgeo.ipu.tiles.program import Program
 from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Variable, Vertex
 
-MACHINE_WORD = 4  # the machine knows no wider numbers
+MACHINE_WORD = 4  # bytes; the machine has no wider numbers
 BY_ELEMENT = {"aten.add.Tensor": "add", "aten.mul.Tensor": "multiply", "aten.exp.default": "exp"}
 
 
@@ -21,11 +21,11 @@ class Done:
     """A compute set of a program, with the exchange before it.
 
     Attributes:
-        name: What it does.
-        cycles: Cycles of the busiest tile's vertices; None where some run an operation of torch whole.
-        bytes_in: Most bytes that any tile receives for it.
-        bytes_total: Bytes that all tiles receive for it.
-        tiles: Tiles that have a vertex.
+        name: Name of the compute set.
+        cycles: Cycles of the busiest tile's vertices; None if a vertex runs a whole operation of torch.
+        bytes_in: Largest number of bytes that a tile receives.
+        bytes_total: Bytes that all tiles receive.
+        tiles: Number of tiles with a vertex.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Done:
 
 
 def figures(program: Program, target: IpuTarget) -> list[Done]:
-    """The compute sets of a program without loops, in order."""
+    """Return the compute sets of a program without loops, in order."""
     found, received = [], np.zeros(program.num_tiles, np.int64)
     for step in program.steps:
         if isinstance(step, Exchange):
@@ -64,7 +64,7 @@ def figures(program: Program, target: IpuTarget) -> list[Done]:
 
 
 def vertex_cycles(step: str, vertex: Vertex, variables: Mapping[str, Variable], target: IpuTarget) -> float | None:
-    """Cycles of one vertex by the shapes of what it reads and writes; None for an operation of torch as a whole."""
+    """Return the cycles of a vertex from its shapes; None for a whole operation of torch."""
     (out, *_), shapes = vertex.writes, [region.elements.shape for region in vertex.reads]
     assert out is not None
     width = min(MACHINE_WORD, variables[out.variable].dtype.itemsize)
@@ -80,7 +80,7 @@ def vertex_cycles(step: str, vertex: Vertex, variables: Mapping[str, Variable], 
         return slice_rows(made // columns, 1, 1, columns, workers)
     if vertex.operation == "aten.mm.default":
         (rows, inner), (_, columns) = shapes
-        # The transposed product is computed where that is quicker.
+        # The transposed product is computed if it is faster.
         return min(amp_vertex(a, inner, b, width, target) for a, b in ((rows, columns), (columns, rows)))
     if vertex.operation == "reduce" and step.endswith("add partial sums"):
         return add_partials(made, ceil_div(shapes[0][0], made), vector)

@@ -1,8 +1,8 @@
-"""Python processes that start with torch, PyG and popgeo imported already: copies of one process that waits.
+"""Python processes that start with torch, PyG and popgeo already imported: copies of one waiting process.
 
-A test that runs a script, a module or a notebook spends most of its time on imports, four seconds each. Put `command()`
-in the place of `[sys.executable]`; output, status, folder, environment and signals are those of an ordinary process.
-What must import for itself (another copy of popgeo, other versions) takes `sys.executable` as before.
+A test that runs a script, a module or a notebook spends most of its time on imports, four seconds each. Use `command()`
+in place of `[sys.executable]`; output, status, folder, environment and signals are the same as with a new process. A
+test that needs its own imports (another copy of popgeo, other versions) uses `sys.executable`.
 """
 
 import atexit
@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @functools.cache
 def command() -> tuple[str, ...]:
-    """What to put where `sys.executable` would stand; starts the process that waits, at its first call."""
+    """Return the replacement of `sys.executable`; the first call starts the waiting process."""
     path = str(Path(tempfile.mkdtemp(prefix="quick-python-")) / "socket")
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     serve_command = [sys.executable, __file__, "--serve", path]
@@ -35,14 +35,14 @@ def command() -> tuple[str, ...]:
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n"
     atexit.register(server.wait)
-    atexit.register(server.terminate)  # called before: the last to be registered is the first
+    atexit.register(server.terminate)  # called first, since it is registered last
     return sys.executable, "-S", "-E", __file__, path
 
 
 def ask(path: str, arguments: list[str]) -> NoReturn:
-    """The process that a test starts: hands everything of its own to a copy, and ends as that copy ends."""
+    """Send this process's arguments, folder, environment and streams to a copy, and end with its status."""
     handed_on = (signal.SIGINT, signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_BLOCK, handed_on)  # until it is known whom to hand them on to
+    signal.pthread_sigmask(signal.SIG_BLOCK, handed_on)  # until the number of the copy is known
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     asked = {"arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
@@ -63,27 +63,27 @@ def ask(path: str, arguments: list[str]) -> NoReturn:
 
 
 def serve(path: str) -> dict[str, Any]:
-    """Waits for requests; returns one only in the copy of this process that is to run it."""
+    """Wait for requests; return a request only in the copy of this process that runs it."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
     server.listen()
     print("ready", flush=True)
     while True:
         readable, _, _ = select.select([server, 0], [], [])
-        if 0 in readable:  # whoever started this has gone
+        if 0 in readable:  # the parent process has ended
             os._exit(0)
         connection, _ = server.accept()
         if os.fork() == 0:
             server.close()
             return watch(connection)
         connection.close()
-        with contextlib.suppress(ChildProcessError):  # wardens that have ended: their time counts as that of the tests
+        with contextlib.suppress(ChildProcessError):  # ended wardens: their time counts as time of the tests
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
 
 def watch(connection: socket.socket) -> dict[str, Any]:
-    """The warden of one request: tells number and status of its copy, and ends it where nobody listens any more."""
+    """Watch one request: report number and status of its copy, and end the copy if the client has gone."""
     length, files, _, _ = socket.recv_fds(connection, 8, 3)
     message = b""
     while len(message) < int.from_bytes(length, "little"):
@@ -110,13 +110,13 @@ def watch(connection: socket.socket) -> dict[str, Any]:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Runs what was asked for as Python itself would."""
+    """Run the request as Python itself would."""
     import runpy
 
     import matplotlib
     import torch
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background ignore Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background would ignore Ctrl-C
     os.chdir(request["folder"])
     environment, arguments = request["environment"], request["arguments"]
     os.environ.clear()
@@ -126,7 +126,9 @@ def become(request: dict[str, Any]) -> None:
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*paths, *(path for path in sys.path[1:] if path not in (*paths, str(REPOSITORY)))]
     if arguments[1:2] == ["ipykernel_launcher"]:
-        matplotlib.rcParams["backend"] = "module://matplotlib_inline.backend_inline"  # was imported before that was set
+        matplotlib.rcParams["backend"] = (
+            "module://matplotlib_inline.backend_inline"  # matplotlib was imported before this setting
+        )
     elif "MPLBACKEND" in environment:
         matplotlib.rcParams["backend"] = environment["MPLBACKEND"]
     if arguments[0] == "-m":
@@ -155,14 +157,14 @@ def main() -> None:
         importlib.import_module(name)
     with contextlib.suppress(ImportError):
         importlib.import_module("ipykernel.kernelapp")
-    del sys.modules["popgeo.__main__"]  # or Python warns where it is run as a module
+    del sys.modules["popgeo.__main__"]  # otherwise Python warns if it runs as a module
     gc.freeze()
-    gc.set_threshold(50_000)  # these processes end before garbage matters
+    gc.set_threshold(50_000)  # these processes end soon
     end(status_of(serve(sys.argv[2])))
 
 
 def status_of(request: dict[str, Any]) -> int:
-    """Runs the request; the status that Python would end with, after the words that it would end with."""
+    """Run the request; print Python's final message, and return Python's exit status."""
     try:
         become(request)
     except SystemExit as stop:
@@ -177,7 +179,7 @@ def status_of(request: dict[str, Any]) -> int:
 
 
 def end(status: int) -> NoReturn:
-    """Ends without taking every imported module to pieces, which takes longer than most tests."""
+    """End the process without destroying every imported module, which takes longer than most tests."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What a sample of neighbors must be, in plain Python: from the numbers of the drawn edges all the rest follows."""
+"""The plain Python reference of a neighbor sample, derived from the numbers of the drawn edges."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Edges:
 
     @cached_property
     def near_far(self) -> list[tuple[int, int]]:
-        """The node that has the other as its neighbor, and that other, of each edge."""
+        """Return the node and its neighbor of each edge."""
         sources, destinations = self.edge_index.tolist()
         ends = (destinations, sources) if self.direction == "incoming" else (sources, destinations)
         return list(zip(*ends, strict=True))
@@ -50,7 +50,7 @@ class Edges:
         return 0 if self.node_time is None else int(self.node_time[self.near_far[edge][1]])
 
     def drawable(self, node: int, limit: int | None) -> list[int]:
-        """The edges that may be drawn for a node."""
+        """Return the edges that may be drawn for a node."""
         return [
             edge
             for edge, (near, _) in enumerate(self.near_far)
@@ -62,7 +62,7 @@ class Edges:
 
 @dataclass
 class Question:
-    """What a sampler is asked, homogeneous questions by the edge type `ONLY`."""
+    """The arguments of a sampler; homogeneous graphs have the edge type `ONLY`."""
 
     edges: Mapping[EdgeType, Edges]
     seeds: Mapping[str, Tensor]
@@ -103,10 +103,10 @@ def same(one: HeteroSampledSubgraph, other: HeteroSampledSubgraph) -> bool:
 
 
 def check_directional(question: Question, sample: HeteroSampledSubgraph) -> None:
-    """Follows the drawn edges hop by hop, and compares everything with what they lead to."""
+    """Follow the drawn edges hop by hop, and compare the sample with their results."""
     disjoint = sample.batch is not None
     limits = [time for node_type in question.seeds for time in (question.seed_time or {}).get(node_type, [])]
-    # For each node type the (tree, node) pairs in order, and the first number of each.
+    # For each node type the (tree, node) pairs in order, and the first number of each pair.
     pairs: dict[str, list[tuple[int, int]]] = {node_type: [] for node_type in sample.node}
     first: dict[str, dict[tuple[int, int], int]] = {node_type: {} for node_type in sample.node}
 
@@ -157,7 +157,7 @@ def check_directional(question: Question, sample: HeteroSampledSubgraph) -> None
 
 
 def _columns(question: Question, sample: HeteroSampledSubgraph) -> dict[EdgeType, tuple[list[int], ...]]:
-    """For each edge type the numbers of edges, of their rows, and of their neighbors."""
+    """Return for each edge type the numbers of edges, of their rows, and of their neighbors."""
     found = {}
     for edge_type, edges in question.edges.items():
         ends = (sample.col, sample.row) if edges.direction == "incoming" else (sample.row, sample.col)
@@ -180,7 +180,7 @@ def _check_draw(edges: Edges, drawable: list[int], drawn: list[int], options: Ma
 
 
 def induced(question: Question, sample: HeteroSampledSubgraph) -> dict[EdgeType, set[tuple[int, int, int]]]:
-    """Source and destination among the sampled nodes, and number, of every edge between them that its tree may see."""
+    """Return source and destination among the sampled nodes, and number, of every edge visible to its tree."""
     limits = [time for node_type in question.seeds for time in (question.seed_time or {}).get(node_type, [])]
     pairs = {}
     for node_type, nodes in sample.node.items():

@@ -1,4 +1,4 @@
-"""Passes a batch sampler to each trainer and writes down which graphs this process saw, epoch by epoch.
+"""Pass a batch sampler to each trainer, and write this process's graphs of each epoch to a file.
 
 torchrun --nproc-per-node 2 -m tests.support.sampler_runs FOLDER TRAINER ...
 """
@@ -23,7 +23,7 @@ ModelRun = dict[str, list[int]]
 
 
 class Numbers(Dataset[int]):
-    """A dataset whose items say which they are."""
+    """A dataset of its own indices."""
 
     def __len__(self) -> int:
         return NUMBER
@@ -33,7 +33,7 @@ class Numbers(Dataset[int]):
 
 
 def make_sampler(**kwargs: Any) -> FixedSizeBatchSampler:
-    """The sampler of the obvious code."""
+    """Return the sampler as users write it."""
     rng = np.random.default_rng(0)
     nodes = rng.integers(1, 40, NUMBER)
     options = FixedSizeOptions(num_nodes=201, num_edges=1200, num_graphs=100)
@@ -49,7 +49,7 @@ def flat(batches: Any) -> list[int]:
 
 
 def plain() -> ModelRun:
-    """A loop of one's own, broken off and gone on with."""
+    """Run a plain loop, interrupted and resumed."""
     sampler = make_sampler()
     seen = {"epoch 0": flat(loader_of(sampler))}
     batches = iter(sampler)
@@ -60,7 +60,7 @@ def plain() -> ModelRun:
 
 
 def with_accelerate() -> ModelRun:
-    """`accelerator.prepare`, which draws a batch ahead of what is used."""
+    """Run `accelerator.prepare`, which draws one batch ahead."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
@@ -72,12 +72,12 @@ def with_accelerate() -> ModelRun:
     again = make_sampler()
     again.load_state_dict(sampler.state_dict(num_batches=KILLED_AFTER))
     seen |= {"epoch 1": first + flat(accelerator.prepare(loader_of(again)))}
-    AcceleratorState._reset_state()  # a process that has an Accelerator uses it for every loader
+    AcceleratorState._reset_state()  # otherwise every loader of this process would use the Accelerator
     return seen
 
 
 def with_torchdata() -> ModelRun:
-    """A `StatefulDataLoader` with workers, whose own state goes on in the middle of an epoch."""
+    """Run a `StatefulDataLoader` with workers, resumed from its own state in the middle of an epoch."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     loader = loader_of(make_sampler(), StatefulDataLoader, num_workers=2)
@@ -129,7 +129,7 @@ RUNS: dict[str, Callable[[], ModelRun]] = {
 
 
 def main(folder: str, *names: str) -> None:
-    """What each process runs."""
+    """Run the trainers in each process, and write the results."""
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     found = {name: RUNS[name]() for name in names}

@@ -1,4 +1,4 @@
-"""The program of a captured graph by itself, without the loops of a call."""
+"""The program of a captured graph, without the loops of a call."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ from popgeo.ipu.tiles.steps import HostCopy
 
 
 def schedule(graph: OpGraph, costs: Sequence[OpCost], target: IpuTarget) -> Program:
-    """The program of one run of a graph: inputs from the host, every operation in order, outputs to the host.
+    """Return the program of one run of a graph: inputs from the host, operations in order, outputs to the host.
 
-    Streams from the host have the names of the graph's inputs; those to the host are `output:<position>`.
+    Streams from the host have the names of the graph's inputs; streams to the host are `output:<position>`.
     """
     builder = Builder(target.all_tiles)
     plans = [cost.plan for cost in costs]

@@ -1,4 +1,4 @@
-"""Trains embeddings in four shards for a few steps, in one process or as one of two.
+"""Train embeddings in four shards for a few steps, in one process or as one of two.
 
 python -m tests.support.sharded_training FOLDER RANK
 """
@@ -27,7 +27,7 @@ def make_triples(number: int = 300) -> Tensor:
 
 
 def train(rank: int = 0, world_size: int = 1, epochs: int = 2) -> dict[str, Tensor]:
-    """The losses of each step, and the weights of this process."""
+    """Train; return the losses of each step and the weights of this process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     whole, num_local = ComplEx(SHARDS.num_entities, RELATIONS, CHANNELS).double(), SHARDS.num_shards // world_size
@@ -37,7 +37,7 @@ def train(rank: int = 0, world_size: int = 1, epochs: int = 2) -> dict[str, Tens
         state[name] = SHARDS.spread(table.detach()).unflatten(0, (world_size, num_local))[rank].flatten(0, 1)
     part.load_state_dict(state)
     if rank:
-        torch.nn.init.zeros_(part.rel_emb.weight)  # the relations of the first process win
+        torch.nn.init.zeros_(part.rel_emb.weight)  # the relations of the first process are used
     model = ShardedTraining(part, LogSigmoidLoss(), num_shards=SHARDS.num_shards, num_local=num_local, n3=0.1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     step = training_model(model, Options(replication_factor=world_size, strict=False), optimizer)
@@ -47,7 +47,7 @@ def train(rank: int = 0, world_size: int = 1, epochs: int = 2) -> dict[str, Tens
 
 
 def join(folder: str | Path, rank: int) -> None:
-    """Becomes one of two processes."""
+    """Join the process group as one of two processes."""
     file = f"file://{Path(folder) / 'meeting'}"
     dist.init_process_group("gloo", init_method=file, rank=rank, world_size=2, timeout=timedelta(seconds=120))
 

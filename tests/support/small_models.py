@@ -56,7 +56,7 @@ class GraphConvolutions(nn.Module):
 
 
 class Stray(nn.Module):
-    """Counts its calls in a tensor that is neither parameter nor buffer."""
+    """A model that counts its calls in a tensor that is neither parameter nor buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Stray(nn.Module):
 
 
 def make_batch(seed: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """Random nodes, edges and targets of the sizes above."""
+    """Return random nodes, edges and targets in the sizes above."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "z": torch.randint(0, 10, (NUM_NODES,), generator=generator),
@@ -80,7 +80,7 @@ def make_batch(seed: int, dtype: torch.dtype = torch.float64) -> dict[str, Tenso
 
 
 def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The same training step in plain PyTorch."""
+    """Run the same training step in plain PyTorch."""
     optimizer.zero_grad()
     prediction, loss = model(**batch)
     loss.backward()
@@ -89,7 +89,7 @@ def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[s
 
 
 def compile_training(**options) -> ipu.CompiledStep:
-    """A training step of `ContinuousFilters` with Adam, compiled for as many micro-batches as the options ask for."""
+    """Compile a training step of `ContinuousFilters` with Adam, for the options' number of micro-batches."""
     torch.manual_seed(0)
     model = ContinuousFilters().double()
     step = ipu.training_model(model, ipu.Options(**options), torch.optim.Adam(model.parameters()))
@@ -99,5 +99,5 @@ def compile_training(**options) -> ipu.CompiledStep:
 
 @functools.cache
 def training_report(**options) -> ipu.Report:
-    """The report of that step, made once for all who read it."""
+    """Return the report of the compiled step; it is made once per set of options."""
     return compile_training(**options).report

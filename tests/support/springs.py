@@ -1,4 +1,4 @@
-"""Pairs with an envelope and charges, in the names of `popgeo.potentials`: a potential that needs no package."""
+"""A potential of pairs and charges for `popgeo.potentials` that needs no other package."""
 
 import torch
 from torch_geometric.data import Data
@@ -9,12 +9,12 @@ CUTOFF = 4.0
 
 
 def as_graph(graph: Data) -> Data:
-    """With how many cells an edge crosses."""
+    """Return the graph with the number of cells that each edge crosses."""
     return Data(**graph.to_dict(), unit_shift=(graph.edge_shift @ torch.linalg.pinv(graph.cell[0])).round())
 
 
 class Springs(torch.nn.Module):
-    """The model, which keeps the shapes that it has seen."""
+    """The model; it records the shapes of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,6 +38,6 @@ class Springs(torch.nn.Module):
 
 
 def evaluator_of(**kwargs) -> Evaluator:
-    """An evaluator of springs."""
+    """Return an evaluator of springs."""
     choices = {"as_graph": as_graph, "as_batch": lambda batch: batch, "cutoff": CUTOFF, "species": 1, **kwargs}
     return Evaluator(Springs(), **choices)

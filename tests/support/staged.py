@@ -1,4 +1,4 @@
-"""Steps of small models cut into stages, in any order of passes, beside eager torch one micro-batch at a time."""
+"""Steps of small models in stages, in any order of passes, and eager torch with one micro-batch at a time."""
 
 import copy
 import random
@@ -21,7 +21,7 @@ from popgeo.ipu.systems.stage_cut import cut, cut_by_layers, layers_of
 
 @dataclass(kw_only=True)
 class ModelRun:
-    """What is left after a round: results by micro-batch and replica, gradients, buffers, random numbers."""
+    """The state after a round: results by micro-batch and replica, gradients, buffers, random numbers."""
 
     results: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -34,7 +34,7 @@ def generators(replicas: int) -> list[torch.Generator]:
 
 
 def eager(model: nn.Module, inputs: Sequence[Sequence[Sequence[Tensor]]]) -> ModelRun:
-    """One micro-batch after the other; replicas have parameters in common, and here buffers too."""
+    """Run one micro-batch after the other; replicas share parameters and buffers."""
     model, seen = copy.deepcopy(model), ModelRun()
     sources = generators(len(inputs[0]))
     before = torch.get_rng_state()
@@ -56,7 +56,7 @@ def eager(model: nn.Module, inputs: Sequence[Sequence[Sequence[Tensor]]]) -> Mod
 
 
 class Staged:
-    """A model's step cut into stages."""
+    """A model's step in stages."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ def assert_same(found: ModelRun, expected: ModelRun) -> None:
 
 
 def all_of_one(stages: int, micro_batches: int, trains: bool = True) -> list[Pass]:
-    """Each micro-batch is through before the next one starts."""
+    """Return an order of passes that finishes each micro-batch before the next starts."""
     return [
         Pass(stage, micro_batch, backward)
         for micro_batch in range(micro_batches)
@@ -132,7 +132,7 @@ def all_of_one(stages: int, micro_batches: int, trains: bool = True) -> list[Pas
 
 
 def shuffled(stages: int, micro_batches: int, seed: int) -> list[Pass]:
-    """Some order of passes in which each follows what it needs, and a stage takes micro-batches in turn."""
+    """Return a random valid order of passes, with micro-batches in turn on each stage."""
     waiting, done, order = set(all_of_one(stages, micro_batches)), set[Pass](), list[Pass]()
     chance = random.Random(seed)
 

@@ -1,4 +1,4 @@
-"""Graphs in stores of the kind that others write: they hold one layout, count what they are asked, and can fail."""
+"""Feature and graph stores as users write them: with one layout, counted requests, and failures on demand."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, Heter
 
 
 class CountingFeatures(FeatureStore):
-    """Features in memory; `requests` has every request; `failures` of the coming calls fail."""
+    """Features in memory; `requests` has every request, and the next `failures` calls fail."""
 
     def __init__(self, knows_sizes: bool = True) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class CountingFeatures(FeatureStore):
         self.calls += 1
         if self.failures:
             self.failures -= 1
-            raise ConnectionResetError("the server has gone")
+            raise ConnectionResetError("the server is not available")
         return super()._multi_get_tensor(attrs)
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
@@ -44,7 +44,7 @@ class CountingFeatures(FeatureStore):
 
 
 class EdgesAsPut(GraphStore):
-    """Edges in the layouts in which they were put."""
+    """Edges in their original layouts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class EdgesAsPut(GraphStore):
 def in_stores(
     data: Data | HeteroData, layout: str = "coo", knows_sizes: bool = True
 ) -> tuple[Data | HeteroData, CountingFeatures, EdgesAsPut]:
-    """The graph with its edges in the order of a layout, and the same in stores."""
+    """Return the graph with its edges in the order of a layout, and its features and edges in stores."""
     data, features, graph = data.clone(), CountingFeatures(knows_sizes), EdgesAsPut()
     for store in data.stores:
         key = store._key

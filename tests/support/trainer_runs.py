@@ -1,4 +1,4 @@
-"""Trains under each trainer and writes down which graphs it saw; killed in the middle of an epoch and resumed, too.
+"""Train with each trainer, interrupted in the middle of an epoch and resumed, and write the graphs of each epoch.
 
 torchrun --nproc-per-node 2 -m tests.support.trainer_runs FOLDER
 """
@@ -20,21 +20,21 @@ from tests.support.loaders import GRAPHS, loader_of, seeds
 EPOCHS, KILLED_IN, KILLED_AFTER = 3, 1, 2
 ModelRun = list[list[int]]
 Runs = dict[str, Callable[[Path, bool], ModelRun]]
-"""What one life of a process saw, epoch by epoch: until it is killed, or from the file that it then left to the end."""
+"""The graphs of a run by epoch: until the interruption, or from the saved file to the end."""
 
 
 def make_loader(**kwargs: Any) -> FixedSizeDataLoader:
-    """The loader of the obvious code."""
+    """Return the loader as users write it."""
     return loader_of(GRAPHS[:37], shuffle=True, **kwargs)
 
 
 def loss_of(model: nn.Module, batch: Any) -> Tensor:
-    """Any loss; graphs of padding do not count."""
+    """Return a simple loss over real nodes."""
     return (model(batch.x).flatten() * batch.nodes_mask).sum()
 
 
 def plain(path: Path, resumes: bool) -> ModelRun:
-    """A loop of one's own, with DistributedDataParallel where there are several processes."""
+    """Run a plain loop, with DistributedDataParallel if there are several processes."""
     model: nn.Module = nn.Linear(3, 1)
     model = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
     loader, seen = make_loader(num_workers=0), ModelRun()
@@ -52,7 +52,7 @@ def plain(path: Path, resumes: bool) -> ModelRun:
 
 
 def with_accelerate(path: Path, resumes: bool) -> ModelRun:
-    """`accelerator.prepare`, `save_state` and `load_state`."""
+    """Run `accelerator.prepare`, `save_state` and `load_state`."""
     from accelerate import Accelerator
 
     loader, model = make_loader(), nn.Linear(3, 1)
@@ -79,7 +79,7 @@ def with_accelerate(path: Path, resumes: bool) -> ModelRun:
 
 
 def with_lightning(path: Path, resumes: bool) -> ModelRun:
-    """`Trainer.fit`, with validation; the loader comes from the caller."""
+    """Run `Trainer.fit` with validation and a given loader."""
     import lightning
 
     class Module(lightning.LightningModule):
@@ -131,13 +131,13 @@ RUNS: Runs = {"plain": plain, "accelerate": with_accelerate, "lightning": with_l
 
 
 def lives(name: str, folder: Path) -> Iterator[ModelRun]:
-    """What a trainer saw before it was killed, and what it saw when it was started again."""
+    """Yield the graphs before the interruption, and the graphs after the restart."""
     for resumes in (False, True):
         yield RUNS[name](folder / name, resumes)
 
 
 def main(folder: str, *names: str) -> None:
-    """What each process runs."""
+    """Run the trainers in each process, and write the results."""
     warnings.simplefilter("ignore")
     early, refusal = make_loader(), ""
     try:

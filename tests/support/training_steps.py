@@ -15,7 +15,7 @@ MODELS: dict[str, type[nn.Module]] = {"gcn": GCN, "gin": GIN, "gine": GINE, "sag
 
 
 class Training(nn.Module):
-    """A model and its loss."""
+    """A model with its loss."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], num_graphs: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Training(nn.Module):
 def schnet(
     num_nodes: int = 60, num_graphs: int = 4, k: int = 8, channels: int = 16, blocks: int = 2, gaussians: int = 10
 ) -> tuple[nn.Module, list[Any]]:
-    """A SchNet that finds the neighbors itself, and a batch."""
+    """Return a SchNet that searches its neighbors, and a batch."""
     model = SchNet(channels, channels, blocks, gaussians, 6.0, interaction_graph=KNNInteractionGraph(k, 6.0))
     batch = torch.arange(num_nodes) * num_graphs // num_nodes
     inputs = [torch.randint(1, 9, (num_nodes,)), torch.randn(num_nodes, 3)]
@@ -38,7 +38,7 @@ def schnet(
 
 
 def graph_network(name: str) -> tuple[nn.Module, list[Any]]:
-    """One of `MODELS` with normalisation, dropout and jumps, and a batch."""
+    """Return one of `MODELS` with norms, dropout and jumps, and a batch."""
     extra: dict[str, Any] = {"edge_dim": 8} if name == "gine" else {}
     model = MODELS[name](16, 32, 3, 4, dropout=0.1, norm="layer_norm", jk="cat", readout="add", **extra)
     inputs = [torch.randn(200, 16), torch.randint(200, (2, 800))]
@@ -49,7 +49,7 @@ def graph_network(name: str) -> tuple[nn.Module, list[Any]]:
 def captured(
     model: nn.Module, batch: list[Any], optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW
 ) -> list[OpGraph]:
-    """Forward and backward as a machine accounts for them, expanded, and the update."""
+    """Return the expanded graph of forward and backward, and the graph of the update."""
     with filters_at_each_edge():
         step = ipu.training_model(model, optimizer=optimizer(model.parameters(), lr=1e-3)).compile(*batch)
     return [step.captured.expanded.graph, step.update.capture()]

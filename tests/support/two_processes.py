@@ -1,4 +1,4 @@
-"""Trains small models in one process, or as one of two: weights in shards, and optimizer state in parts.
+"""Train small models in one process, or as one of two: weights in shards, and optimizer state in parts.
 
 python -m tests.support.two_processes FOLDER RANK
 """
@@ -17,7 +17,7 @@ from popgeo.nn import keep_shards, shard_linears
 
 
 class Tokens(nn.Module):
-    """An embedding, an MLP and a loss."""
+    """A model of an embedding, an MLP and a loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Tokens(nn.Module):
 
 
 def train_in_shards(rank: int = 0, world_size: int = 1) -> dict[str, Tensor]:
-    """The losses of plain training steps, and this process's weights."""
+    """Train with plain steps; return the losses and this process's weights."""
     torch.manual_seed(0)
     model = shard_linears(Tokens().double(), {"embed": "vocabulary", "up": "column", "down": "row"}, 4)
     if world_size > 1:
@@ -46,7 +46,7 @@ def train_in_shards(rank: int = 0, world_size: int = 1) -> dict[str, Tensor]:
 def train_in_parts(
     rank: int = 0, world_size: int = 1, divided: bool = True, file: Path | None = None, **others: Any
 ) -> dict[str, Tensor]:
-    """Weights and the size of the state after steps of two replicas, interrupted where there is a file."""
+    """Train two replicas, interrupted if `file` is given; return the weights and the size of the state."""
     torch.manual_seed(0)
     model = Tokens()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -67,14 +67,14 @@ def train_in_parts(
 
 
 def join(folder: str | Path, rank: int) -> None:
-    """Becomes one of two processes."""
+    """Join the process group as one of two processes."""
     torch.set_num_threads(1)
     file = f"file://{Path(folder) / 'meeting'}"
     dist.init_process_group("gloo", init_method=file, rank=rank, world_size=2, timeout=timedelta(seconds=120))
 
 
 def train(folder: Path, rank: int) -> list[dict[str, Tensor]]:
-    """All that one of two processes trains."""
+    """Run all training of one of two processes."""
     return [
         train_in_shards(rank, 2),
         train_in_parts(rank, 2, divided=False),
