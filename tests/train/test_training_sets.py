@@ -48,7 +48,7 @@ def quiet():
 
 
 def run(tmp_path, *words):
-    """The status of a training, what it printed, and its errors."""
+    """Run a training and return its status, its output and its errors."""
     out, err = io.StringIO(), io.StringIO()
     folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
     with quiet(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
