@@ -76,7 +76,7 @@ def fps_of_graphs(
 
 
 def _pick(points: Tensor, count: int, random_start: bool) -> Tensor:
-    """Return the picked rows of one cloud; a loop of the program picks one row per turn."""
+    """Return the chosen rows of one cloud; the captured loop chooses one row per iteration."""
     size = points.shape[0]
     first = torch.randint(size, (1,)) if random_start else torch.zeros(1, dtype=torch.int64)
     slots = torch.arange(count)

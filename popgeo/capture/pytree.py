@@ -131,7 +131,7 @@ def is_graph_data(tree: Any) -> bool:
 
 
 def _is_foreign_dataclass(tree: Any) -> bool:
-    """Check whether an object is a user's dataclass; popgeo's own, such as plans, are not split."""
+    """Check whether an object is a user's dataclass; dataclasses of popgeo, such as plans, are not split."""
     record = is_dataclass(tree) and not isinstance(tree, type | nn.Module)
     return record and not type(tree).__module__.startswith("popgeo.")
 

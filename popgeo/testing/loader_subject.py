@@ -59,7 +59,7 @@ def planted_graphs(sizes: Sequence[int] = SIZES) -> list[Data]:
 
 
 class DrawnGraphs(Dataset[Data]):
-    """The planted graphs with node features that are drawn when a graph is requested, as in augmentation.
+    """A dataset of planted graphs that draws random node features at each access, as in augmentation.
 
     Args:
         graphs: Planted graphs.

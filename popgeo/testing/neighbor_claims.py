@@ -107,7 +107,7 @@ class NeighborSubject(Subject):
 
 
 def _structures_to_try(subject: NeighborSubject, case: Case) -> Iterator[tuple[str, Data, list[Row], dict[Row, float]]]:
-    """Yield name, structure, rows of the list and all pairs of each structure that is neither crowded nor refused."""
+    """Yield name, structure, list rows and all pairs of each structure; skip crowded and refused structures."""
     refused = "structures are crowded"
     tried = 0
     for number, atoms in enumerate(case.graphs):

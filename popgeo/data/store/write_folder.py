@@ -27,7 +27,7 @@ _WRITTEN = re.compile(
 
 
 def _require_own(part: Path) -> None:
-    """Check that a folder is empty or has files of a writer; a writer that was killed early left no journal.
+    """Check that a folder contains only files of a store writer; an early killed writer leaves no journal.
 
     Raises:
         ValueError: the folder has other files, which would become part of the store.

@@ -41,7 +41,7 @@ def refuse_whole_tensors(optimizer: Optimizer, why: str) -> None:
 
     Args:
         optimizer: Optimizer to check.
-        why: Begin of the message: the feature that needs such an optimizer.
+        why: Start of the message: the feature that needs such an optimizer.
 
     Raises:
         ValueError: The optimizer looks at rows or whole tensors.

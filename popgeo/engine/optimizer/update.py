@@ -115,7 +115,7 @@ class Update:
         return [part.total for part in self._flat]
 
     def sharded(self) -> frozenset[str]:
-        """Return the names, in a captured update, of gradients that exist in this process only."""
+        """Return the gradients that exist in this process only, by their names in a captured update."""
         return frozenset(f"{number}" for number, part in enumerate(self._flat) if part.is_sharded)
 
     def apply(self, replicas: Replicas = _ALONE) -> None:
