@@ -71,7 +71,7 @@ def _newest(file: BinaryIO, size: int) -> tuple[int, int, int, int]:
 
 
 def _nodes(page: bytes, number: int) -> tuple[int, list[tuple[int, int, int, bytes, int]]]:
-    """Return the flags of a page, and for each node three numbers, the key, and the start of its value in the page."""
+    """Return the flags of a page, and the header numbers, key and start of the value of each node in the page."""
     itself, _, flags, lower, upper = _PAGE.unpack_from(page)
     if itself != number or flags not in (_BRANCH, _LEAF) or not _PAGE.size <= lower <= upper <= len(page):
         raise ValueError(f"it is damaged: page {number} is not a page of keys")

@@ -53,7 +53,7 @@ class Bonds:
 
 
 def parts_of(structure: Any, keys: Mapping[str, str | None]) -> StructureParts:
-    """Return the parts of a graph or of ASE's `Atoms`; a label of impossible shape appears only in `labels`."""
+    """Return the parts of a graph or of ASE's `Atoms`; a label with an impossible shape appears only in `labels`."""
     if isinstance(structure, Data):
         by_key = {name: one.numpy() for name, one in structure.to_dict().items() if isinstance(one, Tensor)}
         z, pos, constraints = by_key["z"].reshape(-1), by_key["pos"], ()

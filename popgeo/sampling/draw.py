@@ -1,6 +1,6 @@
 """Drawing of edges of each row: all, some with or without replacement, by weight, or the latest.
 
-The numpy functions here are the definition; `csrc/draw.cpp` makes the same choices.
+The NumPy functions here are the reference; `csrc/draw.cpp` makes the same choices.
 """
 
 import struct

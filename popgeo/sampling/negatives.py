@@ -72,7 +72,7 @@ class NonEdges:
 
     @staticmethod
     def none(num_nodes: int | tuple[int, int]) -> "NonEdges":
-        """Return all pairs, including edges, for random negatives as in PyTorch Geometric's loaders."""
+        """Return all pairs, edges included, for random negatives as in PyTorch Geometric's loaders."""
         return NonEdges.from_edge_index(torch.empty(2, 0, dtype=torch.int64), num_nodes)
 
     def __post_init__(self) -> None:

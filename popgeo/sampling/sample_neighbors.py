@@ -80,8 +80,8 @@ def sample_neighbors(
         graph: A compressed graph, or one per edge type. Edges with weights are drawn in proportion to their weights.
         seeds: The first nodes; for a heterogeneous graph by node type. int64 [num_seeds]
         num_neighbors: The number of neighbors per node and hop, -1 for all; for a heterogeneous graph one list for all
-            edge types, or a list per edge type. A node with fewer neighbors gives all of them.
-        replace: Whether to draw with replacement: a node with a neighbor gives `num_neighbors` edges, some of them
+            edge types, or a list per edge type. A node with fewer neighbors uses all of them.
+        replace: Whether to draw with replacement: each node with a neighbor has `num_neighbors` edges, some of them
             equal.
         subgraph_type: `"directional"` keeps the drawn edges; `"bidirectional"` adds their reverses with the same
             numbers; `"induced"` takes all edges between sampled nodes.

@@ -92,7 +92,7 @@ class TimedNonEdges:
         return torch.from_numpy(np.where(exists, np.stack(ends), own)), torch.from_numpy(exists)
 
     def _joined(self, source: Places, limit: Places) -> Places:
-        """Return the number of the first destinations that each source has an edge to."""
+        """Return the number of edges from each source to the first destinations."""
         rowptr, col = self.non_edges.rowptr.numpy(), self.non_edges.col.numpy()
         first = rowptr[source]
         return first_place(first, rowptr[source + 1], lambda places, rows: col[places] >= limit[rows]) - first

@@ -142,7 +142,7 @@ class Options(OptionGroup):
         """Compile for a machine that is not present: generation 1 or 2."""
         self.connectionType(ConnectionType.Never)
 
-    @setter("_execution_strategy", None)  # the strategy enters itself into the account
+    @setter("_execution_strategy", None)  # the strategy adds itself to the account
     def setExecutionStrategy(self, strategy: Any) -> Any:
         """Choose how the model's blocks are divided over IPUs."""
         check(isinstance(strategy, ExecutionStrategy), said("setExecutionStrategy", strategy=strategy))

@@ -49,7 +49,7 @@ def compute_step(
 
 
 def overhead_step(name: str, *, calibrated: float, tiles: int, is_sync: bool = True) -> Superstep:
-    """Return a superstep of cycles that measurements show and no formula predicts: 0 in the ideal profile."""
+    """Return a superstep for measured cycles that no formula predicts; it has 0 cycles in the ideal profile."""
     activity = Activity.SYNC if is_sync else Activity.EXCHANGE
     return Superstep(name=name, activity=activity, ideal=0.0, calibrated=calibrated, tiles=tiles)
 

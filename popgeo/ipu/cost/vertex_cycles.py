@@ -21,7 +21,7 @@ def ceil_div(total: Any, parts: Any) -> Any:
 
 
 def slice_rows(lookups: Any, rows: Any, table_rows: Any, columns: Any, workers: int) -> Any:
-    """Return the cycles of a vertex that copies the rows of its block that a list names (`popops::MultiSlice`).
+    """Return the cycles of a vertex that copies listed rows of its block (`popops::MultiSlice`).
 
     The workers share the lookups. Each reads all of its lookups, and copies the row of each lookup in the block.
 

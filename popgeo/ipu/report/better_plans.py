@@ -30,8 +30,8 @@ class BetterPlan:
 def best_move(plan: PipelineFigures, slowest: int) -> BetterPlan | None:
     """Return the move of one layer off a stage that makes the step shortest; None if no move fits.
 
-    A layer moves to a neighboring stage. That stage may also hand on one of its layers, and so on up to the stage with
-    the least work.
+    A layer moves to a neighboring stage. That stage may also pass one of its layers to the next stage, and so on up to
+    the stage with the least work.
     """
     moves = []
     for words, layers in _moves(plan, slowest):

@@ -94,7 +94,7 @@ class Figures:
 
     @cached_property
     def rows(self) -> CostRows:
-        """The read-only rows behind each table, computed once; `to_frame` returns tables that you can change."""
+        """The read-only rows of each table, computed once; `to_frame` returns tables that may be changed."""
         return CostRows(costs=self.costs, target=self.target, profile=self.profile)
 
     @property
@@ -227,7 +227,7 @@ class Figures:
 
     @classmethod
     def from_json(cls: type[Self], text: str) -> Self:
-        """Return the report that `to_json` wrote. The text may come from a stranger.
+        """Return the report that `to_json` wrote. The text need not be trusted.
 
         Raises:
             ValueError: the text is no such report, has another version, or contains values that cannot be shown.

@@ -19,12 +19,12 @@ def map_storages(
 ) -> dict[int, TileMapping]:
     """Return a mapping for each storage; a view has the mapping of its base.
 
-    A result lies where its operation's plan leaves it, a result by element where its most spread operand lies, and an
-    input where the plan that reads it first wants it. All other storages are linear with a grain of 128 bytes.
+    A result is on the tiles of its operation's plan, an element-wise result on the tiles of its most spread operand,
+    and an input on the tiles of the first plan that reads it. All other storages are linear with a grain of 128 bytes.
 
     Args:
         graph: The captured program.
-        plans: Plans of its operations, in order; without plans each storage lies linearly.
+        plans: Plans of its operations, in order; without plans each storage is mapped linearly.
         tiles: Number of tiles.
         given: Mappings of storages that have a place.
 
