@@ -1,4 +1,4 @@
-"""One float type for the operands of a product, which torch requires, while a model is captured."""
+"""Casts the operands of a product to one float type during a capture, because torch requires equal types."""
 
 from typing import Any
 

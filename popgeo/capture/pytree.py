@@ -205,5 +205,5 @@ def _find_like(result: Container, arguments: Sequence[Any]) -> int | None:
 
 
 def other_keys(data: "BaseData", keys: Iterable[Any]) -> set[Any]:
-    """Return the keys of graph data other than these."""
+    """Return the keys of graph data that are not among the given keys."""
     return {place for place, _ in _data_parts(data)} - set(keys)

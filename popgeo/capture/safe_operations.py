@@ -45,7 +45,7 @@ def safe_operation(target: str) -> OpOverload:
     """
     found = overload(target) if target.count(".") == 2 and name_of(target) in _SAFE else None
     if not isinstance(found, OpOverload) or not _is_of_tensors(found._schema):
-        raise ValueError(f"{target!r:.100} is not one of the operations that a file may hold")
+        raise ValueError(f"{target!r:.100} is not one of the operations that a file may contain")
     return found
 
 
@@ -90,7 +90,7 @@ def require_types(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
             if not argument.has_default_value():
                 raise ValueError(f"{func} lacks the argument {argument.name}")
         elif not _is_of_type(given[argument.name], str(argument.real_type), getattr(argument, "N", None), tensor):
-            raise ValueError(f"{func} takes {argument.real_type} as {argument.name}, which a file gives another type")
+            raise ValueError(f"{func} takes {argument.real_type} as {argument.name}, but the file passes another type")
 
 
 def _is_of_type(value: Any, kind: str, length: int | None, tensor: type) -> bool:

@@ -30,7 +30,7 @@ def to_bytes(step: CapturedStep) -> bytes:
     """
     graph = step.graph
     if any(any(value.marks) for value in graph.values):
-        raise ValueError("conjugates and negatives are not written down")
+        raise ValueError("conjugate and negative views cannot be written")
     document = {
         "result": structure_out(step.result),
         "trained": step.trained,

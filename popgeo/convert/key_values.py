@@ -84,7 +84,7 @@ class KeyValues:
         for name, key in chosen.items():
             if name in WEIGHTS and key is not None and key not in self.seen:
                 raise ValueError(
-                    f"No structure has {key!r}, which is asked for as {name} ({self._place} is the first without). "
+                    f"No structure has {key!r}, the requested key of {name} ({self._place} is the first without it). "
                     f"They have {sorted(self.seen)}. Correct the key, or leave --key {name}={key} out."
                 )
 

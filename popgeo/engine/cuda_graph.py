@@ -65,7 +65,7 @@ class CudaGraphRunner:
         self._left_to_warm_up = WARM_UP
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Run one call and return its results, joined as the output mode says.
+        """Run one call and return its results, joined according to the output mode.
 
         Arguments that the model changes in place are changed.
 

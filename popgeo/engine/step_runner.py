@@ -88,7 +88,7 @@ class StepRunner:
         self._careful: Runner | None = None
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Run one call and return its results, joined as the output mode says.
+        """Run one call and return its results, joined according to the output mode.
 
         Arguments that the model changes in place are changed. Denormal numbers count as zeros during the call.
 

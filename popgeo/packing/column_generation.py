@@ -74,7 +74,7 @@ def _least_cost(costs: np.ndarray, rows: np.ndarray, limits: np.ndarray) -> Any:
 
 
 def _evened_out(sizes: Histogram, kinds: np.ndarray, amounts: np.ndarray) -> np.ndarray:
-    """Return amounts with the same number of packs, and less variance of mean sizes if it exceeds random batches.
+    """Return amounts with the same number of packs; lower the variance of mean sizes if random batches have less.
 
     Several plans may need the same number of packs. Some have batches of small graphs and batches of large graphs,
     which biases training steps. In random batches, the variance of the mean size times the number of graphs is the
@@ -170,7 +170,7 @@ class Knapsack:
         return self._trace(self.full[1], room, self.num_graphs - taken)
 
     def solve(self, prices: np.ndarray) -> tuple[int, list[tuple[int, ...]]]:
-        """Return the worth of the best kind of pack, and for each size the best kind with it, if worth a column."""
+        """Return the worth of the best kind of pack, and the best kind with each size, if it is worth a new column."""
         worth, last = self._table(prices)
         kinds = []
         for i, size in enumerate(self.sizes.tolist()):

@@ -27,7 +27,7 @@ def as_table(sizes: ArrayLike, *, narrow: bool = False) -> NDArray[np.int64]:
     """
     table = np.asarray(sizes)
     if table.size and not np.issubdtype(table.dtype, np.integer):
-        raise ValueError(f"sizes holds {table.dtype}; sizes are whole numbers, so pass an integer array.")
+        raise ValueError(f"sizes has dtype {table.dtype}; sizes are whole numbers, so pass an integer array.")
     if table.ndim not in (1, 2):
         raise ValueError(f"sizes has {table.ndim} dimensions; pass [num_graphs] or [num_graphs, num_dims].")
     if not (narrow and np.issubdtype(table.dtype, np.signedinteger)):

@@ -195,7 +195,7 @@ def check_range(name: str, index: Tensor, limit: int) -> None:
         return
     low, high = (int(value) for value in torch.aminmax(index))
     if low < 0 or high >= limit:
-        raise ValueError(f"{name} holds {low if low < 0 else high}; indices must be in 0 ... {limit - 1}.")
+        raise ValueError(f"{name} contains {low if low < 0 else high}; indices must be in 0 ... {limit - 1}.")
 
 
 def _check_rows(rowptr: Tensor, col: Tensor, num_cols: int) -> None:

@@ -98,7 +98,7 @@ class TimedNonEdges:
         return first_place(first, rowptr[source + 1], lambda places, rows: col[places] >= limit[rows]) - first
 
     def _pairs(self, sources: Places, destinations: Places, key: int) -> tuple[Places, Places, NDArray[np.bool_]]:
-        """Return a pair without an edge among the first sources and destinations for each, and whether it exists."""
+        """Return a pair without an edge among the first nodes for each entry, and whether there is such a pair."""
         number = len(sources)
         made, exists = np.zeros((2, number), np.int64), np.zeros(number, bool)
         waiting = np.flatnonzero((sources > 0) & (destinations > 0))

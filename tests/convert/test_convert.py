@@ -206,7 +206,7 @@ def test_what_ase_cannot_read_is_said(tmp_path, capsys):
 def test_a_target_that_is_no_number_is_refused_by_its_row(tmp_path, value):
     pytest.importorskip("rdkit")
     (tmp_path / "one.csv").write_text(f"smiles,gap\nC,1\nCC,\nCCC,{value}\n")
-    with pytest.raises(ValueError, match=r"one\.csv, row 2: gap is .*, no number"):
+    with pytest.raises(ValueError, match=r"one\.csv, row 2: gap is .*, not a number"):
         list(read_smiles(tmp_path / "one.csv", targets=("gap",)))
 
 

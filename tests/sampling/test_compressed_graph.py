@@ -98,7 +98,7 @@ def test_a_graph_can_be_sent_to_another_process():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"edge_index": torch.tensor([[4], [0]])}, r"edge_index\[0\] holds 4; indices must be in 0 ... 3"),
+        ({"edge_index": torch.tensor([[4], [0]])}, r"edge_index\[0\] contains 4; indices must be in 0 ... 3"),
         ({"edge_index": torch.tensor([[0], [-1]])}, r"edge_index\[1\] holds -1"),
         ({"edge_index": torch.tensor([[0], [2**40]])}, "1099511627776"),
         ({"edge_index": torch.tensor([0, 1])}, r"\[2\]"),

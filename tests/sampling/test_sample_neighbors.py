@@ -199,7 +199,7 @@ def test_trees_times_nodes_beyond_32_bits_are_kept_apart(native):
 @pytest.mark.parametrize(
     ("columns", "arguments", "message"),
     [
-        ({}, {"seeds": tensor(6)}, "seeds holds 6; indices must be in 0 ... 5"),
+        ({}, {"seeds": tensor(6)}, "seeds contains 6; indices must be in 0 ... 5"),
         ({}, {"seeds": tensor(-1)}, "seeds holds -1"),
         ({}, {"seeds": torch.tensor([True, False])}, "mask.nonzero"),
         ({}, {"seeds": torch.tensor([0.5])}, "float32"),

@@ -33,7 +33,7 @@ class PopartOptions(OptionGroup):
         return self.keep(key, value)
 
     def keep(self, key: str, value: Any) -> "PopartOptions":
-        """Set one setting for another option, which is in the account itself."""
+        """Set one setting without an entry in the account, because another option has set it."""
         self.checkIsFrozen()
         self._values[key] = value
         return self

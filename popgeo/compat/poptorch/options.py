@@ -1,4 +1,4 @@
-"""`poptorch.Options`: options of a program that compile and run a model."""
+"""`poptorch.Options`: a program's options for compiling and running a model."""
 
 import ast
 import copy
@@ -21,7 +21,7 @@ from popgeo.compat.poptorch.strategies import ExecutionStrategy, PipelinedExecut
 
 
 class Options(OptionGroup):
-    """Options that compile and run a model. Setters return the options, and a model in use freezes them.
+    """Options for compiling and running a model. Setters return the options, and a model in use freezes them.
 
     Example:
         >>> options = Options().deviceIterations(4).replicationFactor(2)

@@ -113,5 +113,5 @@ def open_here(path: Path) -> BinaryIO:
         ValueError: the file is a link, which may lead to a different folder.
     """
     if path.is_symlink():
-        raise ValueError(f"{path} is a link, which no writer has made. Remove the folder {path.parent} to start again.")
+        raise ValueError(f"{path} is a link, which a store never has. Remove the folder {path.parent} to start again.")
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")

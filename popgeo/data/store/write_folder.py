@@ -37,7 +37,7 @@ def _require_own(part: Path) -> None:
     strange = [one.name for one in part.iterdir() if one.is_dir() or not _WRITTEN.fullmatch(one.name)]
     if strange:
         raise ValueError(
-            f"{part} holds {', '.join(sorted(strange)[:3])}, which no writer of a store has made. Move the "
+            f"{part} contains {', '.join(sorted(strange)[:3])}, which is not part of a store. Move the "
             "folder elsewhere, or write a store with a different name."
         )
 

@@ -137,7 +137,7 @@ def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
 
 
 def _is_zero(uses: DefUse, v: int) -> bool:
-    """Return whether a value that never changes in place is zero."""
+    """Return whether a value is zero and never changes in place."""
     constant = uses.graph.constants.get(v)
     return uses.maker(v, *_ZEROS) is not None if constant is None else not constant.any()
 

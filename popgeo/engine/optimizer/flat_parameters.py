@@ -213,7 +213,7 @@ class FlatParameters:
         return self.own is not self.flat
 
     def _shown_shapes(self) -> list[Sequence[int]]:
-        """Return the shape of each member's published state: the member's, or the flat elements inside `own`."""
+        """Return the shape of each member's published state: the member's shape, or its number of elements in `own`."""
         if not self.is_divided:
             return [p.shape for p in self.members]
         ends = [*itertools.accumulate((p.numel() for p in self.members), initial=0)]

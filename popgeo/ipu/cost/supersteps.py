@@ -111,7 +111,7 @@ def exchange_step(
     transfer: float | None = None,
     calibrated: float | None = None,
 ) -> Superstep:
-    """Return an exchange as a superstep: synchronisation, the way of the first word, and the transfer.
+    """Return an exchange as a superstep: synchronisation, the latency of the first word, and the transfer.
 
     Args:
         name: Name of the exchange.

@@ -321,7 +321,10 @@ class Comparison:
 
 
 def _cycles(report: Figures, rows: str, name: str) -> pd.DataFrame:
-    """Return the keys and the cycles of each row, under a name. A number tells equal operations apart."""
+    """Return the keys and the cycles of each row, with `name` as the column of cycles.
+
+    A number distinguishes equal operations.
+    """
     keys = list(KEYS[rows])
     table = pd.DataFrame(getattr(report.rows, rows), columns=[*keys, "cycles"])
     if rows == "ops":
