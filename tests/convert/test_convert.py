@@ -53,7 +53,7 @@ def test_a_pt_that_would_run_code_or_holds_something_else_is_refused(tmp_path, c
     assert "pass --trust" in said.err
     assert "code ran" not in said.out
     torch.save({"weights": torch.ones(2)}, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match="holds a dict; graphs, or what a dataset"):
+    with pytest.raises(ValueError, match="contains a dict; graphs, or the files of a dataset"):
         read_pt(tmp_path / "weights.pt")
 
 
