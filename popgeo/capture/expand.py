@@ -150,7 +150,7 @@ class GraphWriter:
 @held_interrupts()
 @plain_surroundings()
 def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
-    """Return the graph of a function of tensors; each tensor lies in new memory.
+    """Return the graph of a function of tensors; each tensor has new memory.
 
     Args:
         function: Function that takes one tensor per value and returns one or several tensors.

@@ -90,7 +90,7 @@ def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
 def into_place(graph: OpGraph, op: Op) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
     """Return `into`, or None if the kernel may ignore the strides of the given memory and a result is not contiguous.
 
-    Softmax, pooling and some other kernels of torch write contiguous rows whatever the strides are.
+    Softmax, pooling and some other kernels of torch write contiguous rows for any strides.
     """
     found = into(op.target)
     by_rows = found is not None and op.target not in _SCALAR_AS_TENSOR and not _is_pointwise(op.target)

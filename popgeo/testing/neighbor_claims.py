@@ -185,7 +185,7 @@ def images_are_right(rows: list[Row], pairs: dict[Row, float], cutoff: float) ->
 
 @_against_all_pairs("within the cutoff")
 def none_is_farther(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """Check that no neighbor lies beyond the cutoff.
+    """Check that no neighbor is beyond the cutoff.
 
     Tried: the distance of each row is computed from positions, cell and S.
 
@@ -193,7 +193,7 @@ def none_is_farther(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> 
     """
     far = [row for row in rows if row not in pairs and (row[0] != row[1] or any(row[2:]))]
     if far:
-        yield f"{len(far)} of {len(rows)} rows lie beyond the cutoff: i, j, S = {far[0]}"
+        yield f"{len(far)} of {len(rows)} rows are beyond the cutoff: i, j, S = {far[0]}"
 
 
 @_against_all_pairs("symmetric")

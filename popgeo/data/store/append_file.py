@@ -23,7 +23,7 @@ def memory_of(values: Tensor) -> Any:
         >>> len(memory_of(torch.ones(1).expand(3)))
         12
     """
-    # torch calls a single element contiguous whatever its stride, and then cannot view it as bytes.
+    # torch calls a single element contiguous with any stride, and then cannot view it as bytes.
     flat = values.contiguous().flatten().as_strided((values.numel(),), (1,))
     return flat.view(torch.uint8).numpy() if values.numel() else b""
 

@@ -101,7 +101,7 @@ def rule_all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _joined(plans: list[Plan], kind: str, nbytes: int, members: int, stride: int, member: Machine) -> Plan:
-    """Plan the work of each IPU by itself, then the collective over links if several IPUs take part."""
+    """Plan the work inside each IPU, then the collective over links if several IPUs take part."""
     if members > 1:
         plans = [*plans, plan_collective(kind, nbytes, members, stride, member)]
     elif not plans:

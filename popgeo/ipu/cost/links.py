@@ -56,7 +56,7 @@ def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget, *, round
 
     Args:
         nbytes: Bytes that each IPU holds.
-        ring: The IPUs in the order of the ring; the last and the first IPU are taken to be neighbors.
+        ring: The IPUs in the order of the ring; the last and the first IPU are assumed to be neighbors.
         target: One IPU.
         rounds: Times around the ring: 1 for a reduce-scatter or an all-gather, 2 for an all-reduce.
 

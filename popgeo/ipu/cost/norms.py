@@ -38,7 +38,7 @@ def plan_groups(
         elements: Number of elements of all groups together.
         width: Bytes of an element.
         machine: The machine and its constants.
-        is_inner: Whether the elements of a group lie next to each other.
+        is_inner: Whether the elements of a group are next to each other.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget

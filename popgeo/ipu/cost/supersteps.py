@@ -118,7 +118,7 @@ def exchange_step(
         target: The machine.
         bytes_in: Most bytes that a tile receives.
         bytes_out: Most bytes that a tile sends.
-        tiles: Number of tiles that take part; each is taken to receive `bytes_in`.
+        tiles: Number of tiles that take part; each is assumed to receive `bytes_in`.
         fragments: Most pieces that a tile receives.
         is_irregular: Whether the pieces have no common pattern.
         transfer: Cycles of the busiest tile. Default: the cycles by `transfer_cycles`.

@@ -198,7 +198,7 @@ def fullest_tiles(
 
 
 def _phase_bytes(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
-    """Return bytes of each tile if stages run one after the other and others are off chip.
+    """Return the bytes of each tile if stages run one after the other and the weights of the others are off chip.
 
     The code of all stages stays on the tiles. The result has the shape [num_tiles].
     """

@@ -73,9 +73,9 @@ def storage_sizes(graph: OpGraph) -> dict[int, tuple[int, int]]:
 def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMapping | None]:
     """Return the mappings that a plan assumes for the operands of an operation, by value.
 
-    Each block of a product's left matrix is spread over the tiles that share the block. A table lies in the blocks that
-    a gather's tiles look up in, and summands lie in the parts that a scatter-add's tiles add, unless several tiles
-    share these. Matrices that many tiles share, such as weights, lie linearly.
+    Each block of a product's left matrix is spread over the tiles that share the block. A table is stored in
+    the blocks of a gather's tiles, and summands in the parts of a scatter-add's tiles, unless several tiles share these.
+    Matrices that many tiles share, such as weights, are mapped linearly.
     """
     split = plan.split
     if {"rows", "contraction", "columns"} <= split.keys():
