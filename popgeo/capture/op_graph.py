@@ -74,7 +74,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Number:
-    """A number that each run gets again, such as a learning rate."""
+    """A number that may change from run to run, such as a learning rate."""
 
     slot: int
     value: float

@@ -173,7 +173,7 @@ def with_producers(values: Sequence[Value], ops: Sequence[Op], given: Set[int]) 
 
 
 def at_storage(value: Value, moved: Mapping[int, int]) -> Value:
-    """Return a value in the memory to which its storage was moved."""
+    """Return a value with the number of its new storage, if its storage was moved."""
     storage = _moved_to(value.storage, moved)
     return value if storage == value.storage else replace(value, storage=storage)
 

@@ -106,7 +106,7 @@ def _unused_keys(by_key: Mapping[str, Any], names: Mapping[str, str], chosen: Ke
 
 
 def key_mismatch(name: str, names: Mapping[str, str], first: Mapping[str, str], where: str) -> str:
-    """Return the error text for a structure that stores an attribute under a different key than an earlier one.
+    """Return the error text for a structure that has an attribute under a different key than an earlier structure.
 
     Args:
         name: The attribute.

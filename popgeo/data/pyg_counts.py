@@ -24,7 +24,7 @@ class JoinedColumn:
         slices: The first row of each graph, and the total; None for a list. [num_graphs + 1]
         dim: The dimension of rows.
         increments: The result of `__inc__` for each graph, if the class overrides it. [num_graphs, ...]
-        is_number: Whether each graph has a plain number. A plain number is not a batch vector, even if its name says so.
+        is_number: Whether each graph has a plain number. A plain number is never a batch vector.
     """
 
     name: str

@@ -111,5 +111,5 @@ def _arguments(schema: Any, without: list[Any]) -> list[tuple[str, str]]:
 
 
 def _is_real(name: str) -> bool:
-    """Return whether the CPU has a kernel that writes into given memory; torch computes and copies for the others."""
+    """Return whether the CPU has a kernel that writes into given memory; without it, torch computes and then copies."""
     return name in _ALSO_INTO or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")

@@ -43,12 +43,12 @@ def as_table(sizes: ArrayLike, *, narrow: bool = False) -> NDArray[np.int64]:
 def fitting(
     sizes: ArrayLike, budget: Budget, *, skip: bool = False, narrow: bool = False
 ) -> tuple[NDArray[np.int64], Ids | None, Ids]:
-    """Separate the graphs that exceed the budget alone from the others.
+    """Separate the graphs that fit in a pack from the graphs that are too large for any pack.
 
     Args:
         sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
         budget: The capacity of a pack.
-        skip: Whether to leave out such graphs, instead of raising an error.
+        skip: Whether to leave out graphs that are too large, instead of raising an error.
         narrow: See `as_table`.
 
     Returns:

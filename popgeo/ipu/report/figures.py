@@ -104,7 +104,7 @@ class Figures:
 
     @property
     def error_budget(self) -> ErrorBudget:
-        """The validated part of the total, and the factors of the total between which the machine is expected."""
+        """The expected error of the total: its validated part, and a lower and an upper factor for a real machine."""
         return error_budget(self.costs, self.profile)
 
     @property

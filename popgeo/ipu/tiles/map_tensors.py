@@ -74,7 +74,7 @@ def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMap
     """Return the mappings that a plan assumes for the operands of an operation, by value.
 
     Each block of a product's left matrix is spread over the tiles that share the block. A table is stored in
-    the blocks of a gather's tiles, and summands in the parts of a scatter-add's tiles, unless several tiles share these.
+    the blocks of a gather's tiles, and summands in the parts of a scatter-add's tiles, unless several tiles share them.
     Matrices that many tiles share, such as weights, are mapped linearly.
     """
     split = plan.split
