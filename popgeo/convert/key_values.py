@@ -57,7 +57,7 @@ class KeyValues:
                 self.differing[key] = f"{before} in {where}, {value} in {place}"
 
     def table(self, files: Sequence[Any]) -> str:
-        """Return the keys of some files, which were read before, as a table in text; empty without keys."""
+        """Return the keys of files that were read as a text table; empty without keys."""
         rows: dict[tuple[str, str], list[str]] = {}
         for one in files:
             for name, key in (one.names or {}).items():

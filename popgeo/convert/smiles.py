@@ -132,7 +132,7 @@ class _MissingColumnError(ValueError):
 
 
 def _require_few_columns(file: IO[bytes], sep: str) -> None:
-    """Check the number of columns of the first row; the file is at its start before and after.
+    """Check the number of columns in the first row, and return to the start of the file.
 
     Raises:
         ValueError: there are too many columns; pandas would need very long.

@@ -115,7 +115,7 @@ def first_place(begin: Places, end: Places, is_there: Callable[[Places, Places],
 
 
 def _every(begin: Places, counts: Places) -> tuple[Places, Places]:
-    """Return all places in the ranges of several rows, and the row of each place (row first)."""
+    """Return the row of each place, and the places, for the ranges of several rows."""
     row = np.repeat(np.arange(len(begin)), counts)
     starts = np.cumsum(counts) - counts
     return row, begin[row] + np.arange(len(row)) - starts[row]

@@ -101,7 +101,7 @@ def second_derivatives(subject: ModelSubject, case: Case) -> None:
 
 
 def _slopes(subject: ModelSubject, case: Case, padding: int) -> dict[str, Tensor]:
-    """Return the gradients of inputs, and the gradients of weights of their mean square, by name."""
+    """Return first derivatives with respect to inputs, and second derivatives with respect to weights, by name."""
     leaves: dict[str, Tensor] = {}
 
     def watch(batch: Batch) -> Batch:

@@ -96,7 +96,7 @@ class FolderWriter:
         return () if self.manifest is None else self.manifest.attributes
 
     def check_goes_on(self, block: Columns) -> None:
-        """Check that the first graph of a block is the last written graph.
+        """Check that a block continues the store: its first graph must equal the last written graph.
 
         Raises:
             ValueError: the graphs differ, so the beginning of the store has a different source.

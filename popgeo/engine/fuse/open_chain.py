@@ -260,7 +260,7 @@ class OpenChain:
         return value.storage, value.offset, tuple(strides[d] for d in self._order)
 
     def _is_plain(self) -> bool:
-        """Return whether the chain is short enough, and all its places are rows and columns."""
+        """Return whether the chain is short enough, and rows and columns describe all its places."""
         now = self.content
         places = [place.strides for place in (*now.operands, *now.places.values(), *(p for _, p in now.sums))]
         if len(now.steps) > _MOST_STEPS:

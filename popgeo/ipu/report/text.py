@@ -1,4 +1,4 @@
-"""A report as text for one screen, and the trust in its figures.
+"""Reports as text for one screen, with notes on the accuracy of the figures.
 
 The text of one IPU has at most 50 lines of at most 100 characters. The text of stages has a line per stage.
 """
