@@ -141,7 +141,7 @@ class Knapsack:
         self.full = self._table(self.sizes)
 
     def _table(self, prices: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Compute the knapsack table: the best worth for each room, and the last size added in each round (-1: none)."""
+        """Compute the knapsack table: the best worth of each room, and the last added size per round (-1: none)."""
         worth = np.zeros(self.capacity + 2, np.int64)
         worth[-1] = np.iinfo(np.int64).min // 2
         last = []
