@@ -70,7 +70,7 @@ def write_atomically(path: Path, data: bytes, *, is_private: bool = False) -> No
 
 
 def name_file(error: OSError, path: Path, partial: Path | None = None) -> None:
-    """Add the path of a file to an error of the system that names no file, or a temporary one."""
+    """Put the path of a file into an operating system error that names no file or a temporary file."""
     if error.errno is not None and error.filename in (None, str(partial)):
         error.filename = str(path)
 

@@ -31,7 +31,7 @@ class DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def at_least(least: float, kind: type, most: float = sys.float_info.max) -> Callable[[str], float]:
-    """Return a reader of numbers for argparse that rejects numbers below `least` or above `most`, and infinity."""
+    """Return a number type for argparse that rejects numbers below `least` or above `most`, and infinity."""
 
     def read(text: str) -> float:
         value = kind(text)

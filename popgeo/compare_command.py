@@ -1,4 +1,4 @@
-"""`popgeo compare RUN RUN ...`: a table and a picture of runs of `popgeo train`."""
+"""`popgeo compare RUN RUN ...`: a table and a figure of runs of `popgeo train`."""
 
 import json
 from collections.abc import Sequence

@@ -197,7 +197,7 @@ def mae(predicted: pd.DataFrame) -> float:
 
 
 def save(folder: Path, metrics: pd.DataFrame, test: pd.DataFrame, report: ipu.Report, schnet: SchNet) -> None:
-    """Write the pictures, the figures, the report and the weights, each file as a whole."""
+    """Write the figures, the errors, the report and the weights, each file as a whole."""
     curve = plots.loss_curve(metrics, mean_predictor=metrics["mean_predictor_mae"].iloc[-1])
     scatter = plots.prediction_scatter(test["gap"], test["prediction"])
     weights = BytesIO()  # written to the disk below, since torch's error about a full disk names no file

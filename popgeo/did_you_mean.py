@@ -1,4 +1,4 @@
-"""Checks of arguments: an unknown keyword gets a suggestion, as in Python 3.13, and a wrong kind of value an error."""
+"""Checks of arguments: an unknown keyword gets a suggestion, as in Python 3.13; a wrong kind of value is an error."""
 
 import functools
 from collections.abc import Iterable

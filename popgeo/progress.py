@@ -73,7 +73,10 @@ def announced(line: str, show: bool | None = None, seconds: float = 2.0) -> Iter
 
 
 def _look(show: bool | None) -> dict[str, Any]:
-    """Return tqdm's arguments for the delay and the stream of a bar; `PrintableStream` would escape cursor moves."""
+    """Return tqdm's arguments for the delay and the stream of a bar.
+
+    The stream is the `raw` stream of a `PrintableStream`, which would escape the cursor moves of a bar.
+    """
     return {"delay": 1, "leave": False, "disable": not is_seen(show), "file": getattr(sys.stderr, "raw", sys.stderr)}
 
 

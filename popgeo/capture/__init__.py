@@ -1,1 +1,1 @@
-"""A model's step becomes one graph of operations, every shape fixed; knows no machine."""
+"""Captures a model's step as one graph of operations with fixed shapes; independent of any machine."""

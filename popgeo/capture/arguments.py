@@ -38,7 +38,7 @@ class Arguments:
 
     @classmethod
     def of(cls, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Arguments":
-        """Return the arguments of a call `function(*args, **kwargs)`, whether it passes a default or leaves it out.
+        """Return the arguments of a call `function(*args, **kwargs)`; passing a default is the same as omitting it.
 
         A function of tensors that gets one batch takes the attributes with the names of its arguments.
 
@@ -91,14 +91,14 @@ class Arguments:
 def taken_by_name(
     parameters: Iterable[inspect.Parameter], held: Collection[str], remedy: str, given: Collection[str] = ()
 ) -> list[str] | None:
-    """Return the names of a model's arguments that a batch holds; None if the model takes the batch itself.
+    """Return the model's arguments to take from a batch, by name; None if the model takes the batch itself.
 
     A model takes the batch itself if it needs one argument, and that argument is called `batch` or, like `data`, is not
     an attribute.
 
     Args:
         parameters: Parameters of the model.
-        held: Names that the batch holds.
+        held: Names of attributes of the batch.
         remedy: Advice at the end of the message about missing arguments.
         given: Names of arguments that the caller passes. Default: none.
 
@@ -178,7 +178,7 @@ class BatchArguments:
 
 
 def _names_in(batch: Any, wanted: Collection[str]) -> set[str]:
-    """Return the names that a batch of PyG holds: attributes, dictionaries such as `x_dict`, and the wanted counts."""
+    """Return the names in a batch of PyG: attributes, dictionaries such as `x_dict`, and the wanted counts."""
     named = ((name, number) for name, number in _COUNTS.items() if name in wanted)
     held = {name for name, number in named if isinstance(getattr(batch, number, None), int)}
     stores = [(store._key, store._mapping) for store in batch.stores]

@@ -136,7 +136,7 @@ def _stand_ins(arguments: Arguments) -> dict[Input, Tensor]:
 
 
 def _storages_of_views(inputs: Iterable[Tensor], real: Iterable[Tensor]) -> set[int]:
-    """Return the storages of stand-ins for tensors that are views with an offset or with strides."""
+    """Return the storages of inputs if the real tensor has an offset or is not contiguous."""
     pairs = zip(inputs, real, strict=True)
     return {own.untyped_storage()._cdata for own, one in pairs if one.storage_offset() or not one.is_contiguous()}
 
@@ -193,7 +193,7 @@ def _refuse_changed_reads(
     placed: Mapping[Input, Tensor],
     recorder: Recorder,
 ) -> None:
-    """Capture a second time, to tell a cache that the first call fills from an attribute that every call changes.
+    """Capture again, to distinguish a cache (filled by the first call) from an attribute that every call changes.
 
     A cache stays from the first call on. A compiled step fills it in each call, with the results of eager code.
 

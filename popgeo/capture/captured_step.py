@@ -1,4 +1,4 @@
-"""The result of a capture: the data that running a step, or keeping it for the next start, needs."""
+"""The result of a capture: the data needed to run a step, or to store it for the next start."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property

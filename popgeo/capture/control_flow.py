@@ -125,8 +125,8 @@ class _RefusedGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         raise ValueError(
-            f"poptorch.{ctx.caller}() is only supported in inference models, because no gradient passes it. Write a "
-            "Python loop, or torch.where, where a gradient is needed, or call it under torch.no_grad()."
+            f"poptorch.{ctx.caller}() is only supported in inference models, because gradients cannot pass through "
+            "it. Write a Python loop, or torch.where, where a gradient is needed, or call it under torch.no_grad()."
         )
 
 

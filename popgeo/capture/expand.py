@@ -63,7 +63,7 @@ def _called(decomposition: Callable[..., Any], op: Op) -> tuple[Callable[..., An
 
 
 class GraphWriter:
-    """A writer of a graph with functions in the place of some operations.
+    """A writer that copies a graph and replaces some of its operations by functions.
 
     Args:
         graph: Graph whose operations are passed to `add` or `put`, in order.
@@ -142,7 +142,7 @@ class GraphWriter:
         return [None if v is None else number[v] for v in body.outputs]
 
     def _is_alike(self, value: Value, result: int, taken: Container[int]) -> bool:
-        """Check that a value in new memory can be the result, so that views of the result stay valid."""
+        """Check that a value can replace a result of new memory, so that views of the result stay valid."""
         old = self._values[result]
         return value.layout == old.layout and old.offset == 0 and value.storage not in taken
 
@@ -150,7 +150,7 @@ class GraphWriter:
 @held_interrupts()
 @plain_surroundings()
 def trace(function: Callable[..., Any], values: Sequence[Value]) -> OpGraph:
-    """Return the graph of a function of tensors; each tensor lies in new memory.
+    """Return the graph of a function of tensors; each tensor has new memory.
 
     Args:
         function: Function that takes one tensor per value and returns one or several tensors.

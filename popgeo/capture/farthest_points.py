@@ -1,4 +1,4 @@
-"""Samples of point clouds by farthest points; all shapes follow from the arguments."""
+"""Farthest point sampling of point clouds; all shapes follow from the arguments."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from popgeo.capture.control_flow import for_loop
 
 
 def fps(src: Tensor, ptr: Sequence[int] | Tensor, ratio: float = 0.5, random_start: bool = False) -> Tensor:
-    """Pick points of each cloud, each of them the farthest from the points picked before.
+    """Sample points of each cloud: choose the point farthest from all chosen points, again and again.
 
     Args:
         src: Points of all clouds, one cloud after the other. [num_points, dimensions]
@@ -51,7 +51,7 @@ def fps_of_graphs(
     batch_size: int | None = None,
     ptr: Sequence[int] | Tensor | None = None,
 ) -> Tensor:
-    """Pick points of each graph, each of them the farthest from the points picked before.
+    """Sample points of each graph: choose the point farthest from all chosen points, again and again.
 
     Args:
         src: Points. [num_points, channels]
@@ -76,7 +76,7 @@ def fps_of_graphs(
 
 
 def _pick(points: Tensor, count: int, random_start: bool) -> Tensor:
-    """Return the picked rows of one cloud; a loop of the program picks one row per turn."""
+    """Return the chosen rows of one cloud; the captured loop chooses one row per iteration."""
     size = points.shape[0]
     first = torch.randint(size, (1,)) if random_start else torch.zeros(1, dtype=torch.int64)
     slots = torch.arange(count)

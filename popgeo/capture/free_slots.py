@@ -171,7 +171,7 @@ class FreeSlots(TorchDispatchMode):
         return result
 
     def _axes(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor], made: list[Tensor]) -> list[int]:
-        """Return the axis of each result along which the slots lie; fewer if the operation combines rows."""
+        """Return the axis of the slots in each result; fewer axes if the operation combines rows."""
         own, first = self.of(args[0]), given[0]
         pointwise = torch.Tag.pointwise in func.tags or name in _BY_ELEMENT.split()
         axis = self._found[id(first)][1]

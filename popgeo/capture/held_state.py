@@ -198,9 +198,10 @@ def _contents(value: Any) -> Any:
 
 
 def containers_in(value: Any, depth: int = 4) -> list[Any]:
-    """Return the lists, dictionaries and sets of a value, from outside to inside; copies of them show an edit.
+    """Return the lists, dictionaries and sets in a value, outermost first; comparing copies shows an edit.
 
-    An object with more than 64 of them, such as a Trainer, gives none: users do not edit it for the model.
+    The result is empty for an object with more than 64 containers, such as a Trainer: users do not edit it for the
+    model.
 
     Args:
         value: Attribute of a module; of a plain object, its attributes count.

@@ -1,4 +1,4 @@
-"""Ctrl-C while torch records operations: its handler runs at the next operation, from which errors reach the caller.
+"""Delays Ctrl-C while torch records operations: the handler runs at the next operation, where an error is not lost.
 
 Torch calls Python from places where an error would end the process or be lost.
 """

@@ -9,7 +9,7 @@ from popgeo.capture.op_graph import Value
 
 
 def marks_of(tensor: Tensor) -> tuple[bool, bool]:
-    """Return whether the elements are conjugates, and whether they are negatives, of the memory.
+    """Return whether a tensor reads its memory as conjugates, and whether it reads its memory as negatives.
 
     Example:
         >>> marks_of(torch.ones(2)), marks_of(torch.tensor([1j]).conj()), marks_of(torch.tensor([1j]).conj().imag)

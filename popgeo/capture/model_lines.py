@@ -23,7 +23,7 @@ _OURS = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("capture", 
 def owner_of(code: CodeType) -> str:
     """Return the owner of a code object: `user`, `pyg`, `popgeo` or `torch`."""
     path = code.co_filename
-    # PyG writes the propagate() of each layer into a file of its own, named after the module.
+    # PyG writes the propagate() of each layer into a separate file, named after the module.
     if path.startswith(_PYG) or os.path.basename(path).startswith("torch_geometric."):
         return "pyg"
     if path.startswith(_OURS):

@@ -1,4 +1,4 @@
-"""One float type for the operands of a product, which torch requires, while a model is captured."""
+"""Casts the operands of a product to one float type during a capture, because torch requires equal types."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _NORMS = {F.batch_norm, F.instance_norm}
 
 
 class OneType(TorchFunctionMode):
-    """A mode that casts the operands of a product to one type: of the first that is not a parameter, or float32.
+    """A mode that casts the operands of a product to the type of the first operand that is no parameter, or to float32.
 
     While the mode is active, recurrent layers do not check the type of their input.
 

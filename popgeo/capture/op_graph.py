@@ -74,7 +74,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Number:
-    """A number that each run gets again, such as a learning rate."""
+    """A number that may change from run to run, such as a learning rate."""
 
     slot: int
     value: float
@@ -213,7 +213,7 @@ class OpGraph:
         return "\n".join([f"{made} = {op.target}({', '.join(args)})", *map(_indented, op.bodies)])
 
     def is_view(self, op: Op) -> bool:
-        """Check that all results of an operation lie in the memory of its operands."""
+        """Check that all results of an operation are views of its operands."""
         if op.writes or not op.outputs:
             return False
         owned = {self.values[v].storage for v in op.reads()}

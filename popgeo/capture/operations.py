@@ -157,7 +157,7 @@ def name_of(target: str) -> str:
 
 
 def operation_of(target: str) -> Operation:
-    """Return the row of an operation, for all its overloads; without a row, one of an unknown family.
+    """Return the row of an operation, for all its overloads; without a row, return a row of an unknown family.
 
     Example:
         >>> operation_of("aten.addmm.default").family, operation_of("aten.linalg_inv.default").family

@@ -96,7 +96,7 @@ class Page:
         return self._numbers.get(id(tensor)) in self.constants
 
     def is_fresh(self, tensor: Tensor) -> bool:
-        """Check whether a tensor lies in memory that an operation made."""
+        """Check whether a recorded operation made the memory of a tensor."""
         known = self._numbers.get(id(tensor))
         given = self.storages((*self.inputs.values(), *self.constants))
         return known is not None and self.values[known].storage not in given
@@ -107,7 +107,7 @@ class Page:
         return known is not None and tensor.shape != self.values[known].shape
 
     def depends_on(self, tensor: Tensor) -> set[int]:
-        """Return the numbers of the values from which a tensor was computed, with its own."""
+        """Return the numbers of the values from which a tensor was computed, and of the tensor itself."""
         return {self.number(tensor), *(v for op in self.ops_for(tensor) for v in op.reads())}
 
     def ops_for(self, tensor: Tensor) -> list[Op]:
@@ -122,7 +122,7 @@ class Page:
         return found[::-1]
 
     def formula(self, tensor: Tensor) -> str:
-        """Return a text of the last few operations that computed a tensor; tensors with equal texts are equal."""
+        """Return the last few operations that computed a tensor as text; tensors with equal texts are equal."""
         written = self.storages(v for op in self.ops for v in op.writes)
 
         def of(number: int, depth: int) -> Any:

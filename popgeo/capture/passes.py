@@ -80,7 +80,7 @@ def simplified(graph: OpGraph) -> OpGraph:
 
 
 def fold_constants(graph: OpGraph) -> OpGraph:
-    """Compute now all values that depend on no input."""
+    """Compute all values that depend on no input, and make them constants of the graph."""
     mutated = graph.mutated_storages()
     known = dict(graph.constants)
     kept = []
@@ -99,7 +99,7 @@ def fold_constants(graph: OpGraph) -> OpGraph:
 
 
 def run_op(op: Op, values: Mapping[int, Any]) -> dict[int, Any]:
-    """Return the results of an operation on known values, by value.
+    """Run an operation on known tensors; return each result by the number of its value.
 
     Example:
         >>> run_op(Op(target="aten.relu.default", args=(Ref(0),), outputs=(1,)), {0: torch.tensor([-1.0, 1.0])})
@@ -173,7 +173,7 @@ def with_producers(values: Sequence[Value], ops: Sequence[Op], given: Set[int]) 
 
 
 def at_storage(value: Value, moved: Mapping[int, int]) -> Value:
-    """Return a value in the memory to which its storage was moved."""
+    """Return a value with the number of its new storage, if its storage was moved."""
     storage = _moved_to(value.storage, moved)
     return value if storage == value.storage else replace(value, storage=storage)
 

@@ -131,7 +131,7 @@ def is_graph_data(tree: Any) -> bool:
 
 
 def _is_foreign_dataclass(tree: Any) -> bool:
-    """Check whether an object is a user's dataclass; popgeo's own, such as plans, are not split."""
+    """Check whether an object is a user's dataclass; dataclasses of popgeo, such as plans, are not split."""
     record = is_dataclass(tree) and not isinstance(tree, type | nn.Module)
     return record and not type(tree).__module__.startswith("popgeo.")
 
@@ -205,5 +205,5 @@ def _find_like(result: Container, arguments: Sequence[Any]) -> int | None:
 
 
 def other_keys(data: "BaseData", keys: Iterable[Any]) -> set[Any]:
-    """Return the keys of graph data other than these."""
+    """Return the keys of graph data that are not among the given keys."""
     return {place for place, _ in _data_parts(data)} - set(keys)

@@ -82,7 +82,7 @@ def is_dynamic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     if name == "repeat_interleave":
         return isinstance(args[0], Tensor) and kwargs.get("output_size") is None
     if name == "_local_scalar_dense":
-        # A number that the program made (torch.tensor(0.5).item()), or that lies outside, is known in a capture.
+        # A number that the program made (torch.tensor(0.5).item()), or a number from outside, is known in a capture.
         return isinstance(args[0], FakeTensor) and args[0].constant is None
     return torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
 

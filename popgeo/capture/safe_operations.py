@@ -1,8 +1,9 @@
-"""The operations that a program file may contain, `safe_operations.txt`: no tensor makes them leave their memory.
+"""The operations that a program file may contain, `safe_operations.txt`: they never leave their memory.
 
-Torch's tags do not tell. Some kernels, most of them derivatives, use sizes or indices that only their callers check;
-these kernels have a rule here, or are not in the list. Overloads on plain numbers and texts are not allowed. The types
-of arguments are checked here, because torch accepts a number as a dtype and then reads beyond the end of a table.
+Torch's tags do not show which operations are safe. Some kernels, most of them derivatives, use sizes or indices that
+only their callers check; these kernels have a rule here, or are not in the list. Overloads on plain numbers and texts
+are not allowed. The types of arguments are checked here, because torch accepts a number as a dtype and then reads
+beyond the end of a table.
 """
 
 import functools
@@ -21,7 +22,7 @@ from popgeo.capture.schemas import named_arguments
 
 _NAMES = Path(__file__).with_name("safe_operations.txt").read_text().split()
 _SAFE = frozenset(name if "." in name else f"aten.{name}" for name in _NAMES)
-# Derivatives that index without a check: only their forward operation can make the indices, and a file proves nothing.
+# Derivatives that index without a check. Their forward operation makes valid indices, but a file may contain others.
 _UNCHECKED_INDICES = frozenset({
     "aten.nll_loss_backward", "aten.nll_loss2d_backward", "aten.max_pool2d_with_indices_backward",
     "aten.adaptive_max_pool2d_backward",
@@ -44,7 +45,7 @@ def safe_operation(target: str) -> OpOverload:
     """
     found = overload(target) if target.count(".") == 2 and name_of(target) in _SAFE else None
     if not isinstance(found, OpOverload) or not _is_of_tensors(found._schema):
-        raise ValueError(f"{target!r:.100} is not one of the operations that a file may hold")
+        raise ValueError(f"{target!r:.100} is not one of the operations that a file may contain")
     return found
 
 
@@ -66,7 +67,7 @@ def _part(kind: str) -> str:
 
 
 def require_types(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: type) -> None:
-    """Check that each argument of an operation has the type that torch's schema says.
+    """Check that each argument of an operation has the type in torch's schema.
 
     Args:
         func: The operation.
@@ -89,7 +90,7 @@ def require_types(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
             if not argument.has_default_value():
                 raise ValueError(f"{func} lacks the argument {argument.name}")
         elif not _is_of_type(given[argument.name], str(argument.real_type), getattr(argument, "N", None), tensor):
-            raise ValueError(f"{func} takes {argument.real_type} as {argument.name}, which a file gives another type")
+            raise ValueError(f"{func} takes {argument.real_type} as {argument.name}, but the file passes another type")
 
 
 def _is_of_type(value: Any, kind: str, length: int | None, tensor: type) -> bool:

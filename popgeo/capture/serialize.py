@@ -30,7 +30,7 @@ def to_bytes(step: CapturedStep) -> bytes:
     """
     graph = step.graph
     if any(any(value.marks) for value in graph.values):
-        raise ValueError("conjugates and negatives are not written down")
+        raise ValueError("conjugate and negative views cannot be written")
     document = {
         "result": structure_out(step.result),
         "trained": step.trained,
@@ -181,7 +181,7 @@ def _kind_in(kind: Any) -> type:
 
 
 def _named_tuple(module: str, name: str) -> type | None:
-    """Return a class of named tuples of a module that is already imported; None if there is no such class."""
+    """Return a named tuple class from an imported module; None if the module is not imported or lacks the class."""
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None  # `getattr` might run code
     return found if isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields") else None
 

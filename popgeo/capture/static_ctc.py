@@ -26,7 +26,7 @@ def ctc_loss(
         targets: Classes of each sequence. [batch, longest], or [total] if `target_lengths` holds plain numbers
         input_lengths: Number of steps of each sequence. [batch]
         target_lengths: Number of classes of each sequence. [batch]
-        blank: Class between two others. Default: 0.
+        blank: Number of the blank class. Default: 0.
         reduction: `mean`, `sum` or `none`. Default: `mean`.
         zero_infinity: Replace the infinite loss of a sequence that does not fit its steps by zero. Default: False.
 
@@ -71,7 +71,7 @@ def _losses(log_probs: Tensor, targets: Tensor, num_steps: Tensor, num_classes: 
     labels = torch.full((batch, 2 * targets.shape[1] + 1), blank, device=targets.device)  # blanks between and around
     labels[:, 1::2] = targets
     is_read = torch.arange(labels.shape[1], device=labels.device) <= 2 * num_classes.unsqueeze(1)
-    labels = torch.where(is_read, labels, blank)  # torch does not look at the rest either
+    labels = torch.where(is_read, labels, blank)  # torch does not check the rest either
     scores = log_probs.gather(2, labels.expand(steps, *labels.shape))  # [steps, batch, labels]
     skips = pad((labels[:, 2:] != blank) & (labels[:, 2:] != labels[:, :-2]), (2, 0))[:, : labels.shape[1]]
     alpha = torch.where(torch.arange(labels.shape[1], device=labels.device) == 0, scores.new_zeros(()), _NEVER)

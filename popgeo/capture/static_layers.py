@@ -95,7 +95,7 @@ def instance_norm(
 
 
 def mean_of_batches(original: Callable[..., Tensor], norm: Any, x: Tensor) -> Tensor:
-    """Apply a batch norm with `momentum=None`, which averages over all batches, without reading their number."""
+    """Apply a batch norm with `momentum=None`, a mean over all batches, without reading the number of batches."""
     if norm.momentum is not None or not norm.training or norm.running_mean is None:
         return original(norm, x)
     norm._check_input_dim(x)

@@ -145,7 +145,7 @@ def set_item(self: Tensor, index: Any, value: Any) -> Any:
 
 
 def _chosen_by(mask: Tensor, own: tuple[Slots, int]) -> bool:
-    """Check that rows are chosen by a mask and lie in its places."""
+    """Check that a mask has chosen the rows, so that each row is at its place in the mask."""
     formula = active_recorder().page.formula(mask)  # type: ignore[union-attr]
     return _fits(own, active_slots().chosen_by(mask, formula, own[0].refuse), 0)
 

@@ -46,7 +46,7 @@ def describe(structure: Structure) -> Iterator[tuple[str, str]]:
 
 
 def _walk(structure: Structure, path: str) -> Iterator[tuple[str, Structure]]:
-    """Yield a nest at a path and all its parts, each with its path."""
+    """Yield each part of a nested structure with its path, beginning with the structure itself."""
     yield path, structure
     if isinstance(structure, Container):
         for key, part in zip(structure.keys, structure.parts, strict=True):

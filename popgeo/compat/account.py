@@ -19,7 +19,7 @@ ACCOUNT: dict[str, tuple[Treatment, str]] = {}
 
 
 def enter(treatment: Treatment, asked: str, because: str = "") -> None:
-    """Enter a request and its treatment into the account, if the account does not have it yet.
+    """Add a request and its treatment to the account, if the request is new.
 
     Example:
         >>> enter(Treatment.IGNORED, "Options.autoRoundNumIPUs", "there are no IPUs to reserve")

@@ -45,7 +45,7 @@ def run_notebook(path: Path) -> None:
 
 
 def python_lines(source: str) -> tuple[list[str], list[str]]:
-    r"""Return a cell's lines with commented-out magics and commands, and the list of these.
+    r"""Return a cell's lines with magics and commands commented out, and the list of magics and commands.
 
     Example:
         >>> python_lines("%pip install torch\nx = 1\n!ls")

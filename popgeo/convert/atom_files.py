@@ -49,7 +49,7 @@ def open_file(path: Path) -> OpenFile:
         reason = str(error) if type(error) is ValueError else f"{error!r}. {known}"
         raise ValueError(f"{path} cannot be read: {reason}") from error
     if not opened.num_structures:
-        raise ValueError(f"{path} holds no structure.")
+        raise ValueError(f"{path} contains no structure.")
     return opened
 
 

@@ -18,7 +18,7 @@ WEIGHTS = tuple(_WEIGHTS)
 """Weights of a structure, and of each of its labels."""
 _TAKEN = {name: (name, f"ref_{name}") for name in LABELS} | _WEIGHTS | {"head": ("head",)}
 
-# The kind of a key by its name in lower case; the first match counts.
+# The kind of a key by its name in lower case; the first match is used.
 _UNIT = r"_?units?($|_(?!cell))"
 _KINDS = {
     "unit": _UNIT,
@@ -87,7 +87,7 @@ def _options(name: str, names: Mapping[str, str]) -> tuple[tuple[str, ...], tupl
     """Return the keys of an attribute in lower case, and the keys to use if these are missing."""
     if name == "stress":
         return _TAKEN[name], _VIRIALS
-    if name == "stress_weight":  # weights of virials count if the stress is made of virials
+    if name == "stress_weight":  # weights of virials are used if the stress is computed from virials
         both = (_TAKEN[name], _OF_VIRIALS)
         return both[::-1] if "virial" in names.get("stress", "").lower() else both
     return _TAKEN[name], ()
@@ -106,13 +106,13 @@ def _unused_keys(by_key: Mapping[str, Any], names: Mapping[str, str], chosen: Ke
 
 
 def key_mismatch(name: str, names: Mapping[str, str], first: Mapping[str, str], where: str) -> str:
-    """Return the error text for a structure with a different key of an attribute than a former structure.
+    """Return the error text for a structure that has an attribute under a different key than an earlier structure.
 
     Args:
         name: The attribute.
         names: The key of each attribute in the structure.
-        first: The key of each attribute in the former structure.
-        where: The former structure.
+        first: The key of each attribute in the earlier structure.
+        where: The earlier structure.
     """
     hint = f"; --key {name}={names.get(name)} gives the others the weight 1" if name in WEIGHTS else ""
     if name in LABELS:

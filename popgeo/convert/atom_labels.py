@@ -15,7 +15,7 @@ _ASYMMETRY = 1e-2  # allowed difference of a stress from its transpose, relative
 
 
 def numbers(key: str, value: Any, kinds: str = "iufb", allow_nan: bool = False) -> np.ndarray:
-    """Return the value of a key as an array with one of some kinds of NumPy's dtypes.
+    """Return the value of a key as an array; check that the kind of its dtype is allowed.
 
     Raises:
         ValueError: the value has a different kind, or is not finite.

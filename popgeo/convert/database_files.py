@@ -28,7 +28,7 @@ _MOST_OF_A_NUMBER = 1024  # largest size of a number or word of an array, in byt
 
 @contextmanager
 def own_sizes() -> Iterator[None]:
-    """Make ASE compare the declared size of a JSON array with its numbers; otherwise one number could fill any size."""
+    """Make ASE compare the declared size of a JSON array with its content; otherwise one number could fill any size."""
     from ase.io import jsonio
 
     with replaced(jsonio, "create_ndarray", _array):

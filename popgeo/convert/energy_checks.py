@@ -1,4 +1,4 @@
-"""Checks that energies suit compositions, and that forces and stress are derivatives of energies."""
+"""Checks that energies are consistent with compositions, and that forces and stress are derivatives of energies."""
 
 from collections.abc import Iterator
 
@@ -132,7 +132,7 @@ def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int
 
 
 class CloseStructures:
-    """Some runs of structures, to compare close structures: energies change by -F dx + V sigma strain."""
+    """Samples of consecutive structures, to check close structures: energies change by -F dx + V sigma strain."""
 
     def __init__(self, num_structures: int) -> None:
         self.every, self.run = max(num_structures // 10, 1), max(_MOST_KEPT // 10, 1)
@@ -140,14 +140,14 @@ class CloseStructures:
         self.room = _MOST_ATOMS
 
     def add(self, index: int, parts: StructureParts) -> None:
-        """Keep a structure with forces or stress if it belongs to a run."""
+        """Keep a structure with forces or stress if it belongs to a sample."""
         is_labelled = np.isfinite(parts.energy) and (parts.forces is not None or parts.stress is not None)
         if is_labelled and index % self.every < self.run and len(parts.z) <= self.room:
             self.room -= len(parts.z)
             self.kept.setdefault((parts.z.tobytes(), parts.pbc.tobytes()), []).append((index, parts))
 
     def compare(self) -> dict[str, np.ndarray]:
-        """Return for each pair its indices, change of energy, works of forces and stress, longest step and noise."""
+        """Return the indices, energy change, works of forces and stress, longest step and noise of each pair."""
         rows = [
             (group[one][0], group[other][0], *_works(group[one][1], group[other][1]))
             for group in self.kept.values()
@@ -158,7 +158,7 @@ class CloseStructures:
 
 
 def _closest(group: list[StructureParts]) -> set[tuple[int, int]]:
-    """Return pairs of each structure and its nearest structure, in positions and cell."""
+    """Return pairs of each structure and the structure with the closest positions and cell."""
     if len(group) < 2:
         return set()
     points = np.stack([np.concatenate([_aligned(one, group[0])[0], one.cell * len(one.z) ** 0.5]) for one in group])

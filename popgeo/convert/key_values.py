@@ -57,7 +57,7 @@ class KeyValues:
                 self.differing[key] = f"{before} in {where}, {value} in {place}"
 
     def table(self, files: Sequence[Any]) -> str:
-        """Return the keys of some `AtomsFile`s that were read as a table in text; empty without keys."""
+        """Return the keys of files that were read as a text table; empty without keys."""
         rows: dict[tuple[str, str], list[str]] = {}
         for one in files:
             for name, key in (one.names or {}).items():
@@ -84,7 +84,7 @@ class KeyValues:
         for name, key in chosen.items():
             if name in WEIGHTS and key is not None and key not in self.seen:
                 raise ValueError(
-                    f"No structure has {key!r}, which is asked for as {name} ({self._place} is the first without). "
+                    f"No structure has {key!r}, the requested key of {name} ({self._place} is the first without it). "
                     f"They have {sorted(self.seen)}. Correct the key, or leave --key {name}={key} out."
                 )
 

@@ -47,7 +47,7 @@ def entries_of(path: Path) -> Iterator[tuple[bytes, int, int]]:
                 found += 1
                 yield key, where, length
         if found != num_entries:
-            raise ValueError(f"it is damaged: it has {found:,} entries and says {num_entries:,}")
+            raise ValueError(f"it is damaged: it has {found:,} entries, but declares {num_entries:,}")
 
 
 def _newest(file: BinaryIO, size: int) -> tuple[int, int, int, int]:
@@ -71,18 +71,18 @@ def _newest(file: BinaryIO, size: int) -> tuple[int, int, int, int]:
 
 
 def _nodes(page: bytes, number: int) -> tuple[int, list[tuple[int, int, int, bytes, int]]]:
-    """Return the flags of a page, and for each node three numbers, the key, and the start of its value in the page."""
+    """Return the flags of a page, and the header numbers, key and start of the value of each node in the page."""
     itself, _, flags, lower, upper = _PAGE.unpack_from(page)
     if itself != number or flags not in (_BRANCH, _LEAF) or not _PAGE.size <= lower <= upper <= len(page):
         raise ValueError(f"it is damaged: page {number} is not a page of keys")
     nodes = []
     for (place,) in struct.iter_unpack("=H", page[_PAGE.size : lower - lower % 2]):
         if not lower <= place <= len(page) - _NODE.size:
-            raise ValueError(f"it is damaged: a key lies beyond page {number}")
+            raise ValueError(f"it is damaged: a key is beyond page {number}")
         *numbers, key_size = _NODE.unpack_from(page, place)
         end = place + _NODE.size + key_size
         if end > len(page):
-            raise ValueError(f"it is damaged: a key lies beyond page {number}")
+            raise ValueError(f"it is damaged: a key is beyond page {number}")
         nodes.append((*numbers, page[end - key_size : end], end))
     return flags, nodes
 

@@ -53,7 +53,7 @@ class Bonds:
 
 
 def parts_of(structure: Any, keys: Mapping[str, str | None]) -> StructureParts:
-    """Return the parts of a graph or of ASE's `Atoms`; a label of impossible shape appears only in `labels`."""
+    """Return the parts of a graph or of ASE's `Atoms`; a label with an impossible shape appears only in `labels`."""
     if isinstance(structure, Data):
         by_key = {name: one.numpy() for name, one in structure.to_dict().items() if isinstance(one, Tensor)}
         z, pos, constraints = by_key["z"].reshape(-1), by_key["pos"], ()
@@ -100,7 +100,7 @@ def shapes_of(label: np.ndarray, num_atoms: int) -> frozenset[tuple[Any, ...]]:
 
 
 def measure(parts: StructureParts, bonds: Bonds) -> dict[str, Any]:
-    """Return the numbers of one structure, and update `bonds`."""
+    """Return the summary of one structure, and update `bonds`."""
     z, pos, cell, pbc = parts.z, parts.pos, parts.cell, parts.pbc
     row: dict[str, Any] = {"num_atoms": len(z), "energy": parts.energy, "pbc": int(pbc @ [1, 2, 4])}
     row |= {"lowest_z": z.min(initial=1), "highest_z": z.max(initial=1), "constrained": parts.is_constrained}
@@ -144,7 +144,7 @@ def measure(parts: StructureParts, bonds: Bonds) -> dict[str, Any]:
 
 
 def _measure_cell(parts: StructureParts, row: dict[str, float]) -> np.ndarray:
-    """Add the numbers of the cell, and return the cell completed to three independent vectors."""
+    """Add the numbers of the cell to a summary, and return the cell completed to three independent vectors."""
     cell, pbc, lengths = parts.cell, parts.pbc, np.linalg.norm(parts.cell, axis=1)
     there = lengths > 1e-6
     shape = abs(np.linalg.det(cell)) / max(lengths.prod(), 1e-12)

@@ -1,4 +1,4 @@
-"""Compressed files, unpacked to at most a hundred times their size and with a dictionary of usual size."""
+"""Compressed files, with limits on the unpacked size and on the memory of the decoder."""
 
 import bz2
 import gzip

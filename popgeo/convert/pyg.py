@@ -66,7 +66,9 @@ def read_pt(path: Path, trust: bool = False) -> Any:
         return list(content)
     if isinstance(content, tuple) and len(content) in (2, 3) and isinstance(content[1], Mapping | None):
         return _processed(path, *content)
-    raise ValueError(f"{path} holds a {type(content).__name__}; graphs, or what a dataset of PyG writes, are needed.")
+    raise ValueError(
+        f"{path} contains a {type(content).__name__}; graphs, or the files of a dataset of PyG, are needed."
+    )
 
 
 def _require_whole(file: BinaryIO) -> None:
@@ -94,7 +96,7 @@ def _processed(path: Path, data: Any, slices: Mapping[str, Any] | None, cls: typ
     """Return the content of a file of `InMemoryDataset.save` as a dataset."""
     graphs = cls.from_dict(data) if isinstance(data, Mapping) else data  # type: ignore[attr-defined]  # as PyG does
     if not isinstance(graphs, Data | HeteroData):
-        raise ValueError(f"{path} holds a tuple that no dataset of PyG has written.")
+        raise ValueError(f"{path} contains a tuple that no dataset of PyG has written.")
     if slices is None:
         return [graphs]
     dataset = InMemoryDataset()

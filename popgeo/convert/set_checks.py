@@ -131,7 +131,7 @@ def _counts(one: Data, label: str) -> bool:
 
 
 def require_varied_energies(structures: Sequence[Data]) -> None:
-    """Check that energies of different structures are not all equal, as from a program without energies.
+    """Check that energies of different structures are not all equal; a program without energies writes such files.
 
     Raises:
         ValueError: all energies are equal.

@@ -118,7 +118,7 @@ def _tables(path: Path, column: str | None, targets: Sequence[str]) -> Iterator[
     except _MissingColumnError as error:
         raise ValueError(f"{path} {error}") from None
     except Exception as error:  # a damaged file may break pandas in any way
-        raise ValueError(f"{path} cannot be read: {error!r}. Is it whole?") from error
+        raise ValueError(f"{path} cannot be read: {error!r}. Check that the file is complete.") from error
 
 
 def _without_marks(table: pd.DataFrame) -> pd.DataFrame:
@@ -132,7 +132,7 @@ class _MissingColumnError(ValueError):
 
 
 def _require_few_columns(file: IO[bytes], sep: str) -> None:
-    """Check the number of columns of the first row; the file is at its start before and after.
+    """Check the number of columns in the first row, and return to the start of the file.
 
     Raises:
         ValueError: there are too many columns; pandas would need very long.
@@ -181,7 +181,8 @@ def _numbers(path: Path, first: int, table: pd.DataFrame) -> Any:
     # Text, and numbers beyond float32, must not become NaN or infinite.
     odd = table.notna().to_numpy(bool) & ~(abs(numbers) < 3.4e38)
     for row, place in zip(*odd.nonzero(), strict=True):
-        raise ValueError(f"{path}, row {first + row}: {table.columns[place]} is {table.iat[row, place]!r}, no number.")
+        found = f"{table.columns[place]} is {table.iat[row, place]!r}"
+        raise ValueError(f"{path}, row {first + row}: {found}, not a number.")
     return numbers.astype("float32")
 
 

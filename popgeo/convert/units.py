@@ -73,7 +73,7 @@ def unit_in_name(key: str) -> str | None:
 
 
 def all_factors(units: Mapping[str, str]) -> dict[str, float]:
-    """Return the factor of each quantity; energy and length decide forces and stress, unless these are given.
+    """Return the factor of each quantity; forces and stress follow from energy and length unless they are given.
 
     Raises:
         ValueError: a quantity or a unit is unknown.

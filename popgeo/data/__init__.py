@@ -1,4 +1,4 @@
-"""Graphs in, one batch of fixed shape out."""
+"""Combines graphs into batches of fixed shape."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Warnings about numbers of slots in sums and means of a training loop, in place of numbers of real graphs."""
+"""Warnings about training loops that weight a sum or a mean by slots instead of real graphs."""
 
 import ast
 import linecache
@@ -82,7 +82,7 @@ def _goes_into_a_sum(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> bool:
 
 
 def _is_a_shape(product: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> bool:
-    """Check whether a product is an index, or an argument of a method such as `torch.zeros`."""
+    """Check whether a sum or product of sizes is used as a shape: as an index, or in a call such as `torch.zeros`."""
     match parents[product]:
         case ast.Call(func=ast.Attribute(attr=method)):
             return method not in _KEEP

@@ -24,7 +24,7 @@ class JoinedColumn:
         slices: The first row of each graph, and the total; None for a list. [num_graphs + 1]
         dim: The dimension of rows.
         increments: The result of `__inc__` for each graph, if the class overrides it. [num_graphs, ...]
-        is_number: Whether each graph has a plain number. A plain number is not a batch vector, whatever its name.
+        is_number: Whether each graph has a plain number. A plain number is never a batch vector.
     """
 
     name: str
@@ -193,7 +193,7 @@ def axis_of(
 
 
 def _doubt(name: str, level: Level, like: Sequence[Level]) -> Level | None:
-    """Return a second level that fits the numbers of rows, if the name does not decide either."""
+    """Return a second level that fits the numbers of rows; None if the name determines the level."""
     if level is Level.NODE and Level.EDGE in like and "node" not in name and name not in names.OF_NODES:
         return Level.EDGE
     return next(iter(like), None) if level is Level.GRAPH and name not in names.LABELS and "index" not in name else None

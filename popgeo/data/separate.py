@@ -37,7 +37,7 @@ class LazyDict(Mapping[Any, Any]):
         return len(self._made)
 
     def __reduce__(self) -> Any:
-        return dict, (self._made,)  # the dataset does not travel with a batch
+        return dict, (self._made,)  # a pickled batch does not contain the dataset
 
 
 @dataclass(frozen=True, eq=False)

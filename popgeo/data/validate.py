@@ -62,7 +62,7 @@ def check_positions(columns: Columns) -> None:
 
 
 def is_unchecked(attribute: Attribute) -> bool:
-    """Check whether an attribute has indices from a file, because any program may have written the file."""
+    """Check whether an attribute has unchecked indices: indices in a file, which any program may have written."""
     return _points_at_nodes(attribute) and file_of(attribute.values) is not None
 
 

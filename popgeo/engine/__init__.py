@@ -1,1 +1,1 @@
-"""Runs a captured step on this computer, with the results of eager PyTorch; knows no IPU."""
+"""Runs captured steps on this computer, with the results of eager PyTorch; independent of the simulated IPU."""

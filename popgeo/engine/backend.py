@@ -46,7 +46,7 @@ def require_served(backend: Backend, options: StepOptions) -> None:
     """Check that a backend supports the options.
 
     Raises:
-        ValueError: it does not support some of them; the message names these.
+        ValueError: the backend does not support some of the options; the message names them.
     """
     if backend is Backend.CPU:
         return

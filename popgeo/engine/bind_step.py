@@ -35,7 +35,7 @@ from popgeo.filter_choice import filters_at_each_edge, parts_with_filters, table
 def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> BoundStep:
     """Capture a step or read it from the cache, check that it fits, and bind it to the weights.
 
-    If any of this raises, model and optimizer stay as they were.
+    After an error, the model and the optimizer are unchanged.
 
     Args:
         recipe: The step to compile.
@@ -117,7 +117,7 @@ def _capture_and_plan(
     model, optimizer, options, machine = recipe.module, recipe.optimizer, recipe.options, recipe.machine
     key = None
     if options.cache_dir is not None and not unregistered_parameters(recipe.function, optimizer):
-        # The key covers all that decides the capture and, with a machine, the fit.
+        # The key covers everything that affects the captured step and, with a machine, whether the step fits.
         decides = [] if machine is None else machine.what_decides(optimizer)
         around = recipe.autocast or autocast_around(), torch.get_default_dtype()
         decides = [largest_graph.noted(arguments.tensors), *around, *decides]

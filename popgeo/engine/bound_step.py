@@ -38,7 +38,7 @@ class BoundStep:
         step: The captured operations.
         runner: Runs the step here.
         plan: The machine's plan of the step; None if it was compiled for this computer alone.
-        watch: Notices changes of the model since the capture.
+        watch: Detects changes of the model since the capture.
         filters: The modules of the model that choose between filter networks and grids.
         largest_graph: Nodes of the largest graph that the capture assumes. Default: any graph of a batch.
         compile_seconds: Seconds that compiling took.
@@ -133,9 +133,10 @@ class BoundStep:
         return given.tensors, given.graph_data
 
     def _learn_form(self, num_positional: int, keywords: tuple[str, ...]) -> None:
-        """Note the positions of compiled arguments in calls with such positional arguments and keywords.
+        """Record the positions of the compiled arguments in calls with the same form of arguments.
 
-        Later calls of this form need not be bound to the signature.
+        A form is a number of positional arguments and a tuple of keywords. Later calls of a recorded form are not
+        bound to the signature again.
         """
         known = list(self.signature.parameters.values())
         given = [*(one.name for one in known[:num_positional]), *keywords]
@@ -152,7 +153,7 @@ class BoundStep:
             self._forms[form] = [(given.index(key), part) for key, part in parts if key in given]
 
     def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
-        """Return the function's result, built from tensors; graph data in it resemble the call's graph data."""
+        """Return the function's result, built from tensors; its graph data are made like the call's graph data."""
         return unflatten(self.step.result, results, graph_data)
 
     @property

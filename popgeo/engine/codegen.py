@@ -20,7 +20,7 @@ def emit(
 
     Args:
         graph: The graph to run.
-        tensors: The tensors of values with a fixed place. Operations write there, and views of these need no work.
+        tensors: The tensors of values with a fixed place. Operations write there; views of the tensors need no code.
         check: Function to call after each operation with the operation, its operands and its results. Default: none.
     """
     writer = _Writer(graph, tensors, check)
@@ -77,7 +77,7 @@ class _Writer:
         return self._call_of(index, op, function, dict(zip(names, made, strict=True)))
 
     def _prepared(self, index: int, op: Op) -> str | None:
-        """Return a call of the prepared function, if the operation has one for the places of its values."""
+        """Return the source of a call of the operation's prepared function; None if the operation has none."""
         prepare = PREPARED.get(op.target)
         call = prepare(self._graph, op, self._tensors) if prepare is not None else None
         if call is None:
@@ -87,7 +87,7 @@ class _Writer:
         return f"f{index}({', '.join([*map(self._value, operands), *map(self._text, numbers)])})"
 
     def _call(self, index: int, op: Op) -> str:
-        """Return a call that makes new tensors, and copies of results that have a fixed place."""
+        """Return the source of a call that makes new tensors and copies results to their fixed places."""
         known = {None, *op.reads()}  # an operation also returns the operands that it changes in place
         targets = ", ".join("_" if v in known else f"v{v:d}" for v in op.outputs)
         if len(op.outputs) == 1 and out_variants.returns_list(op.target):

@@ -31,9 +31,9 @@ def compile_step(
     """Compile a model so that a call runs forward pass, backward pass and the optimizer's update as one step.
 
     `popgeo.training_model` does the same for a simulated machine too; this function has no machine and no report.
-    Weights and optimizer state stay in `model` and `optimizer`. A call with one batch of graphs gives the model the
-    attributes that its arguments are named after, and `num_graphs` and similar counts. A model whose only argument is
-    named `batch`, or has the name of no attribute, gets the batch itself.
+    Weights and optimizer state stay in `model` and `optimizer`. In a call with one batch of graphs, each argument of
+    the model is the batch attribute of the same name, or a count such as `num_graphs`. A model with a single argument
+    gets the batch itself if the argument is called `batch`, or if the batch has no attribute of that name.
 
     Args:
         model: The model; its parameters and buffers are trained in place. For `"cuda"` it is on the GPU. The step has

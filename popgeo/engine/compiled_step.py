@@ -255,7 +255,7 @@ class CompiledStep:
             self._continue_from(state)
 
     def replica_states(self) -> Sequence[ReplicaState]:
-        """Return the random numbers and buffers of each replica in this process; changes in place take effect."""
+        """Return the live state (generator and buffers) of each replica in this process."""
         return self.bound.on_processor.replica_states
 
     @plain_surroundings()

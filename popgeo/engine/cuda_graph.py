@@ -65,7 +65,7 @@ class CudaGraphRunner:
         self._left_to_warm_up = WARM_UP
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Run one call and return its results, joined as the output mode says.
+        """Run one call and return its results, joined according to the output mode.
 
         Arguments that the model changes in place are changed.
 
@@ -250,7 +250,7 @@ class StaticInputs:
 
 
 class _Stage:
-    """A block in page-locked memory and a block on the device, with an event for each that says when it is free."""
+    """A page-locked block and a block on the device, each with an event that signals when the block is free."""
 
     def __init__(self, kinds: Sequence[tuple[Sequence[int], torch.dtype]], device: torch.device, cuda: Any) -> None:
         self.host = ByteBlock(kinds, pin_memory=device.type == "cuda")

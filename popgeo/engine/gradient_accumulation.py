@@ -49,7 +49,7 @@ class CallResults:
     """The results of the steps of one call.
 
     Args:
-        mode: Which steps return their results.
+        mode: The choice of the steps that return their results.
         period: Steps per returned result in the mode `every_n`; the last of them returns it.
         num_steps: Steps of a call.
     """
@@ -125,7 +125,7 @@ def check_apart(tensors: Sequence[Tensor], written: Sequence[int]) -> None:
 
 
 def _memory_of(tensor: Tensor) -> np.ndarray:
-    """Return the elements of a tensor of any type as an array of numpy in the same memory."""
+    """Return a NumPy array that shares the memory of a tensor of any type."""
     size = tensor.element_size()
     strides = tuple(step * size for step in tensor.stride())
     form = {"shape": tuple(tensor.shape), "strides": strides, "typestr": f"|V{size}", "data": (tensor.data_ptr(), True)}

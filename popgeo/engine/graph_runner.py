@@ -173,7 +173,7 @@ def prepare_cond(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Prepa
 def _copy_results(
     op: Op, tensors: Mapping[int, Tensor], run: Callable[[Mapping[int, Tensor]], list[Any]]
 ) -> PreparedCall:
-    """Return a call that copies the results of `run`, for the present values, to their places."""
+    """Return a call that runs `run` on the current values and copies the results to their places."""
     places, (late, _) = [tensors[v] for v in op.makes()], late_arguments(op, tensors)
 
     def call(*come: Tensor) -> None:
@@ -186,7 +186,7 @@ def _copy_results(
 class _Body:
     """The body of a loop or branch, bound to memory.
 
-    Values that the body only reads are shared; values that change (`own` of them, the first) are copied in.
+    The first `own` operands change from pass to pass, so they are copied in. Other operands are shared.
     """
 
     def __init__(self, graph: OpGraph, operands: Sequence[Ref], tensors: Mapping[int, Tensor], own: int) -> None:
@@ -201,7 +201,7 @@ class _Body:
         return self._runner.run([known[v] for v in (*self._own, *self._rest)])
 
     def again(self, made: Sequence[Tensor]) -> list[Any]:
-        """Return the body's results for its own last results."""
+        """Run the body on its own last results, and return the new results."""
         return self._runner.run([*made, *(None for _ in self._rest)])
 
 

@@ -54,7 +54,7 @@ def place_values(
 
 
 def unplaced_bytes(graph: OpGraph, tensors: Mapping[int, Tensor]) -> int:
-    """Return the most bytes that values without a fixed place hold at one time in a run."""
+    """Return the peak memory of values without a fixed place during a run, in bytes."""
     last, spans = graph.last_uses(), storage_spans(graph.values)
     seen = {graph.values[v].storage for v in tensors}
     ends: dict[int, int] = {}
@@ -118,7 +118,7 @@ def byte_offset(value: Value) -> int:
 
 
 def view_of(place: Tensor, held: int, value: Value) -> Tensor:
-    """Return the tensor of a value that lies in the memory of another value.
+    """Return the tensor of a value that is stored in the memory of another value.
 
     Args:
         place: The tensor of the other value.

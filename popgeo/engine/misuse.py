@@ -1,4 +1,4 @@
-"""Errors and warnings for habits of PyTorch that would silently do nothing, or harm, around a compiled step."""
+"""Errors and warnings for usual PyTorch code that has no effect, or a wrong one, with a compiled step."""
 
 import inspect
 import warnings

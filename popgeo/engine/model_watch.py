@@ -29,7 +29,7 @@ class ModelWatch:
     """A model's state at the capture, for comparison before each call.
 
     `is_unchanged` compares identities and addresses that `look` gathered; each call asks it, so it must be fast. If one
-    of them differs, `needs_capture` compares the properties that decide the capture.
+    of them differs, `needs_capture` compares the properties that affect the capture.
 
     Args:
         model: The captured model.
@@ -61,7 +61,7 @@ class ModelWatch:
         )
 
     def needs_capture(self) -> bool:
-        """Return whether a property that decides the capture has changed; False if weights have only moved."""
+        """Return whether a property that affects the capture has changed; False if weights have only moved."""
         return not holds_the_same(dict(self._properties()), self._captured)
 
     def has_moved(self) -> bool:
@@ -99,7 +99,7 @@ class ModelWatch:
         self._next_hook = RemovableHandle.next_id
 
     def _properties(self) -> Iterator[tuple[str, Any]]:
-        """Yield each property that decides the capture of the model, with its name."""
+        """Yield the name and the value of each property of the model that affects its capture."""
         modes = modes_now(self.model, self._given_modes)
         self._warn_of_eval()
         yield "autocast or the default type", types_around()

@@ -90,7 +90,7 @@ def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
 def into_place(graph: OpGraph, op: Op) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
     """Return `into`, or None if the kernel may ignore the strides of the given memory and a result is not contiguous.
 
-    Softmax, pooling and some other kernels of torch write contiguous rows whatever the strides are.
+    Softmax, pooling and some other kernels of torch write contiguous rows for any strides.
     """
     found = into(op.target)
     by_rows = found is not None and op.target not in _SCALAR_AS_TENSOR and not _is_pointwise(op.target)
@@ -111,5 +111,5 @@ def _arguments(schema: Any, without: list[Any]) -> list[tuple[str, str]]:
 
 
 def _is_real(name: str) -> bool:
-    """Return whether the CPU has a kernel that writes into given memory; torch computes and copies for the others."""
+    """Return whether the CPU has a kernel that writes into given memory; without it, torch computes and then copies."""
     return name in _ALSO_INTO or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")

@@ -27,10 +27,10 @@ class Replicas:
 
     @classmethod
     def of_this_process(cls, replication_factor: int) -> "Replicas":
-        """Return the replicas of this process, dealt out in turn to the processes of `torch.distributed`.
+        """Return the replicas of this process; they are distributed in turn over the processes of `torch.distributed`.
 
-        Process `rank` gets replicas `rank`, `rank + world_size`, and so on. With a loader that deals its batches out in
-        the same way, each replica gets the same batches as in a single process.
+        Process `rank` gets replicas `rank`, `rank + world_size`, and so on. If a loader distributes its batches in the
+        same way, each replica gets the same batches as in a single process.
 
         Raises:
             ValueError: the processes cannot share the replicas evenly.
@@ -137,7 +137,7 @@ class ReplicaState:
 
     @contextlib.contextmanager
     def lent_to(self, module: nn.Module) -> Iterator[None]:
-        """Copy the replica's buffers to a module for the time of a block, and copy their new values back."""
+        """Copy the replica's buffers to a module while a block runs, and then copy their new values back."""
         buffers = self.show(module)
         yield
         for name, tensor in self.buffers.items():

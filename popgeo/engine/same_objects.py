@@ -22,7 +22,7 @@ class _IdentityComparison(TorchFunctionMode):
 
 
 def holds_the_same(one: Any, other: Any) -> bool:
-    """Return whether two nests of lists and dictionaries hold the same tensor objects and equal other values.
+    """Return whether two nests of lists and dictionaries contain the same tensor objects and equal other values.
 
     Python's `==` compares identity first and equality only after that, all in C. The mode makes equality of tensors
     fail; without it, two different tensors of one element could count as equal.

@@ -60,7 +60,7 @@ class Recipe:
     Attributes:
         function: The module, or the function of tensors, to capture.
         optimizer: An optimizer over parameters of the module. Default: none, for a forward pass.
-        options: How often a call repeats the step, and which results it returns.
+        options: The number of repetitions of the step in a call, the results to return, and other choices.
         backend: The executor of the step. Default: this library's.
         learning_rate: Learning rate of each update, counted from 0. Default: the optimizer's own.
         autocast: Type of the forward pass for operations in which it is safe. Default: the type of the weights.
@@ -143,7 +143,7 @@ class StepMachine(Protocol):
         """Return a context for each capture of a model for this machine."""
 
     def what_decides(self, optimizer: Optimizer | None) -> list[object]:
-        """Return everything besides the capture that decides whether a step fits, as part of a cached step's key."""
+        """Return all conditions for fitting in memory besides the captured step, for the key of a cached step."""
 
     def plan(self, recipe: Recipe, arguments: Arguments, step: CapturedStep, update: Update | None) -> StepPlan:
         """Plan a captured step.

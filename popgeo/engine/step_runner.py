@@ -36,7 +36,7 @@ class StepRunner:
 
     Args:
         model: The model; its parameters and buffers change in place.
-        options: How often a call repeats the step, and which results it returns.
+        options: The number of repetitions of the step in a call, the results to return, and other choices.
         backend: The backend that runs one micro-batch.
         step: The captured operations of one micro-batch.
         update: The optimizer's update; None for a forward pass.
@@ -88,7 +88,7 @@ class StepRunner:
         self._careful: Runner | None = None
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Run one call and return its results, joined as the output mode says.
+        """Run one call and return its results, joined according to the output mode.
 
         Arguments that the model changes in place are changed. Denormal numbers count as zeros during the call.
 

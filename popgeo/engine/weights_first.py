@@ -21,8 +21,8 @@ def weights_first(graph: OpGraph, given: Mapping[int, Tensor]) -> tuple[OpGraph,
         given: The tensors of weights and buffers, by value.
 
     Returns:
-        The part of the weights, the rest, and the tensors that pass between them: outputs of the first part, in order,
-        and constants of the rest. None if only views depend on weights alone.
+        The part that depends on weights alone, the rest, and the tensors that pass between them: outputs of the first
+        part, in order, and constants of the rest. None if only views depend on weights alone.
     """
     mutated = graph.mutated_storages()
     # Only contiguous weights can be compared byte by byte.

@@ -69,7 +69,7 @@ def require_stages_fit(planned: Pipeline, advice: Callable[[], str]) -> None:
 
 
 def suggest_stages(step: CapturedStep, update: OpGraph | None, options: Options) -> str:
-    """Return a sentence with the fewest stages that fit in memory, or with the layer that fits no IPU alone."""
+    """Return a sentence with the fewest stages that fit in memory, or with a layer that is too large for an IPU."""
     planner = StagePlanner(step, lambda options: update)
     # Sequential phases run on one IPU, however much memory they need, so more stages would not help.
     order = USUAL.value if options.schedule == Schedule.PHASED.value else options.schedule

@@ -38,7 +38,7 @@ _DECIDE_NOTHING = (
 
 
 class IpuMachine:
-    """The IPUs that options describe; a `StepMachine`.
+    """The simulated IPUs of some options; a `StepMachine`.
 
     Args:
         options: The target, strictness, stages and shares of memory.
@@ -56,7 +56,7 @@ class IpuMachine:
         self._options = options
 
     def capturing(self) -> AbstractContextManager[None]:
-        """Return the context of a capture: for stages, filters are made at each edge, as the IPUs make them."""
+        """Return the context of a capture; with stages, the model computes filters at each edge, as on the IPUs."""
         return nullcontext() if self._options.stages is None else filters_at_each_edge()
 
     def what_decides(self, optimizer: Optimizer | None) -> list[object]:
@@ -106,7 +106,7 @@ class IpuPlan:
 
     @property
     def staging(self) -> Staging | None:
-        """The stages that the step also runs in on this computer; None if it runs as a whole."""
+        """The stages of the step, which this computer runs in the same way; None if the step runs as a whole."""
         return None if self.stages is None else self.stages.staging
 
     @property

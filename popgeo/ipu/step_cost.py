@@ -1,4 +1,4 @@
-"""Costs of a step outside of its operations: sums of gradients and transfers of the host; and sums of costs."""
+"""Costs of a step besides its operations: sums of gradients and transfers of the host. Also sums of costs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

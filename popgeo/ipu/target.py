@@ -161,7 +161,7 @@ class IpuTarget:
         few, many = sorted((num_shards, self.num_ipus))
         if many % few:
             raise ValueError(
-                f"The model lies in {num_shards} shards, and IpuTarget.num_ipus is {self.num_ipus}. Choose numbers of "
+                f"The model has {num_shards} shards, and IpuTarget.num_ipus is {self.num_ipus}. Choose numbers of "
                 f"which one divides the other, such as {num_shards} IPUs."
             )
         return replace(self, num_ipus=self.num_ipus // few), few, num_shards // few

@@ -33,7 +33,7 @@ from popgeo.ipu.tiles.tile_memory import TileMemory
 class TileExact:
     """A compiled model on tiles with separate memories; call it like the model, from its present state on.
 
-    Each operation is divided over the tiles. A vertex reads and writes the memory of its own tile only, and data moves
+    Each operation is divided over the tiles. A vertex reads and writes only the memory of its tile, and data moves
     by the program's transfers only. So equal results show that mapping, exchanges and program are complete. The model
     itself is not changed. A step in stages runs on several such machines next to each other, one per IPU. The tiles of
     an IPU hold the weights of its stages, and transfers between IPUs carry the values that one stage sends to another.

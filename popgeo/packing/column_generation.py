@@ -74,7 +74,7 @@ def _least_cost(costs: np.ndarray, rows: np.ndarray, limits: np.ndarray) -> Any:
 
 
 def _evened_out(sizes: Histogram, kinds: np.ndarray, amounts: np.ndarray) -> np.ndarray:
-    """Return amounts with the same number of packs, and less variance of mean sizes if it exceeds random batches.
+    """Reduce the variance of the packs' mean sizes, if it exceeds random batches; the number of packs stays the same.
 
     Several plans may need the same number of packs. Some have batches of small graphs and batches of large graphs,
     which biases training steps. In random batches, the variance of the mean size times the number of graphs is the
@@ -141,7 +141,7 @@ class Knapsack:
         self.full = self._table(self.sizes)
 
     def _table(self, prices: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return the worth of each room, and the size added last with at most 1, 2, ... graphs (-1: no gain)."""
+        """Compute the knapsack table: the best worth of each room, and the last added size per round (-1: none)."""
         worth = np.zeros(self.capacity + 2, np.int64)
         worth[-1] = np.iinfo(np.int64).min // 2
         last = []
@@ -170,7 +170,7 @@ class Knapsack:
         return self._trace(self.full[1], room, self.num_graphs - taken)
 
     def solve(self, prices: np.ndarray) -> tuple[int, list[tuple[int, ...]]]:
-        """Return the worth of the best kind of pack, and for each size the best kind with it, if worth a column."""
+        """Return the worth of the best kind of pack, and the best kind with each size, if it is worth a new column."""
         worth, last = self._table(prices)
         kinds = []
         for i, size in enumerate(self.sizes.tolist()):

@@ -1,4 +1,4 @@
-"""Windowed exact fill in plain Python, the definition; `Window` in native/csrc/packing.cpp makes the same decisions.
+"""Windowed exact fill in plain Python, as the reference for the same algorithm in native/csrc/packing.cpp.
 
 A window holds the pending graphs. A pack draws from it at random while there is room for more than 2.5 mean graphs.
 Then the graph or the pair of graphs that leaves the least room closes the pack; each such choice is as likely as it
@@ -149,7 +149,7 @@ class Window:
         return (max(fitting, key=self.firsts.__getitem__),) if fitting else ()
 
     def _best(self, small: int, large: int) -> tuple[int, ...]:
-        """Return the graph, or the pair, with the best score among a few graphs of these first sizes."""
+        """Return the graph or pair with the best score among a few pending graphs that have these first sizes."""
         steer = len(self.left) > 1
         candidates = CANDIDATES if steer else 1
         if small == large:

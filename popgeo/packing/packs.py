@@ -174,7 +174,7 @@ def totals_of_packs(sizes: NDArray[np.int64], ids: Ids, ptr: NDArray[np.int64]) 
 
 
 def whole_numbers(ids: ArrayLike, items: str = "Graphs") -> Ids:
-    """Return the numbers of the chosen items, int64 [num_ids].
+    """Check that items are chosen by integers, and return these, int64 [num_ids].
 
     Raises:
         ValueError: the numbers are not integers; a mask is not allowed.

@@ -138,7 +138,7 @@ def histogram(sizes: ArrayLike, budget: Budget, *, skip: bool = False, exact: bo
 
 
 def to_units(column: Ids, unit: int, limit: int) -> Ids:
-    """Return sizes in whole units, rounded up, at most the units of a pack: a graph of this size fills a pack."""
+    """Return sizes in whole units, rounded up, but at most the units of a pack."""
     return column if unit == 1 else np.minimum(-(-column // unit), limit // unit)
 
 

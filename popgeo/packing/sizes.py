@@ -27,7 +27,7 @@ def as_table(sizes: ArrayLike, *, narrow: bool = False) -> NDArray[np.int64]:
     """
     table = np.asarray(sizes)
     if table.size and not np.issubdtype(table.dtype, np.integer):
-        raise ValueError(f"sizes holds {table.dtype}; sizes are whole numbers, so pass an integer array.")
+        raise ValueError(f"sizes has dtype {table.dtype}; sizes are whole numbers, so pass an integer array.")
     if table.ndim not in (1, 2):
         raise ValueError(f"sizes has {table.ndim} dimensions; pass [num_graphs] or [num_graphs, num_dims].")
     if not (narrow and np.issubdtype(table.dtype, np.signedinteger)):
@@ -43,12 +43,12 @@ def as_table(sizes: ArrayLike, *, narrow: bool = False) -> NDArray[np.int64]:
 def fitting(
     sizes: ArrayLike, budget: Budget, *, skip: bool = False, narrow: bool = False
 ) -> tuple[NDArray[np.int64], Ids | None, Ids]:
-    """Separate the graphs that exceed the budget alone from the others.
+    """Separate the graphs that fit in a pack from the graphs that are too large for any pack.
 
     Args:
         sizes: Sizes of each graph. [num_graphs, num_dims] or [num_graphs]
         budget: The capacity of a pack.
-        skip: Whether to leave out such graphs, instead of raising an error.
+        skip: Whether to leave out graphs that are too large, instead of raising an error.
         narrow: See `as_table`.
 
     Returns:

@@ -143,7 +143,7 @@ def _pack(chunks: Iterator[_Chunk], budget: Budget, window: int, key: int) -> It
 
 
 def _by_scarcity(totals: Sequence[int], budget: Budget) -> list[int]:
-    """Return the dimensions by the packs that they need, most first; dimension 0 loses only to a need 2 % larger."""
+    """Sort the dimensions by needed packs, most first; leads of at most 2 % over dimension 0 are ignored."""
     need = [Fraction(total, limit) if limit else Fraction(0) for total, limit in zip(totals, budget.sizes, strict=True)]
     order = sorted(range(len(need)), key=lambda d: -need[d])
     return order if need[order[0]] * 50 > need[0] * 51 else [0, *(d for d in order if d)]

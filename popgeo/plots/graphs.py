@@ -1,4 +1,4 @@
-"""Pictures of graphs: sizes, edges as a matrix, batches slot by slot."""
+"""Figures of graphs: sizes, edges as a matrix, batches slot by slot."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -35,7 +35,7 @@ def adjacency(
         num_nodes: Number of rows and columns, padding included.
         batch: Graph of each node. Each real graph is a tinted block on the diagonal. [num_nodes]
         nodes_mask: True for real nodes. Padding nodes are grey, and their edges have another colour. [num_nodes]
-        title: Title of the picture.
+        title: Title of the figure.
         ax: Axes to draw on. Default: a new figure.
 
     Example:
@@ -76,7 +76,7 @@ def batch_layout(
         batches: For each batch, the number of slots of each of its graphs, in order.
         num_slots: Slots of a batch, padding included.
         quantity: Unit of the slots: `nodes` or `edges`.
-        title: Title of the picture. The real share of the slots follows it.
+        title: Title of the figure. The real share of the slots follows it.
         ax: Axes to draw on. Default: a new figure.
 
     Raises:
@@ -121,7 +121,7 @@ def size_histogram(
         sizes: Size of each graph; or, with `num_graphs`, each distinct size.
         num_graphs: Number of graphs of each size.
         quantity: `nodes` or `edges`.
-        title: Title of the picture.
+        title: Title of the figure.
         ax: Axes to draw on. Default: a new figure.
 
     Raises:

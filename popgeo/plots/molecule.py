@@ -1,4 +1,4 @@
-"""A molecule in space as balls and sticks, drawn without a viewer that a notebook would have to load."""
+"""A molecule as balls and sticks in three dimensions, drawn without an interactive viewer."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ def molecule(
         edge_index: Bonds or other edges, in one direction or both, drawn as sticks. [2, num_edges]
         edge_attr: One-hot kind of each bond: single, double, triple, aromatic. Default: edges are thin lines.
             [num_edges, 4]
-        title: Title of the picture.
+        title: Title of the figure.
         ax: Axes to draw on. Default: a new figure.
 
     Raises:

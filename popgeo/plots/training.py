@@ -1,4 +1,4 @@
-"""Figures of a training: errors over epochs, and predictions against computed values."""
+"""Figures of a training run: errors over epochs, and predictions against computed values."""
 
 import itertools
 from collections.abc import Mapping
@@ -74,13 +74,13 @@ def error_curves(history: pd.DataFrame) -> list[Axes]:
 
 
 def _begin_at_zero(ax: Axes) -> None:
-    """Let the vertical axis begin at 0 and end above the highest marker."""
+    """Make the vertical axis begin at 0 and end above the highest marker."""
     highest = ax.dataLim.y1
     ax.set_ylim(0, 1.05 * highest if 0 < highest < np.inf else None)
 
 
 def compared_losses(logs: Mapping[str, pd.DataFrame]) -> Axes:
-    """Draw the validation losses of several runs in one picture, with the training losses as thin lines.
+    """Draw the validation losses of several runs in one figure, with the training losses as thin lines.
 
     Args:
         logs: The log of `popgeo train` of each run, by its name.
@@ -104,7 +104,7 @@ def compared_losses(logs: Mapping[str, pd.DataFrame]) -> Axes:
 
 
 def in_angstrom(unit: str) -> str:
-    """Return a unit in the spelling of pictures: `eV/A^3` becomes `eV/Å³`.
+    """Return a unit as plots show it: `eV/A^3` becomes `eV/Å³`.
 
     Example:
         >>> in_angstrom("meV/A^3"), in_angstrom("eV/atom")

@@ -81,7 +81,8 @@ def check_graphs(graphs: Mapping[EdgeType, CompressedGraph], choices: Choices) -
         for node_type, size in ((near, graph.num_rows), (far, graph.num_cols)):
             if num_nodes.setdefault(node_type, size) != size:
                 what = f"node type {node_type!r} of edge type {edge_type}" if node_type else "the graph"
-                raise ValueError(f"{what} has {size} nodes here and {num_nodes[node_type]} there; give one num_nodes.")
+                found = f"{size} nodes here and {num_nodes[node_type]} there"
+                raise ValueError(f"{what} has {found}; pass the same num_nodes.")
         if choices.last and graph.weight is not None:
             raise ValueError("temporal_strategy='last' draws nothing; compress the graph without edge_weight.")
     timed = any(graph.time is not None for graph in graphs.values())
@@ -126,7 +127,7 @@ def check_seeds(seeds: Mapping[str, Tensor], num_nodes: Mapping[str, int]) -> di
     checked = {}
     for node_type, nodes in seeds.items():
         if node_type not in num_nodes:
-            raise ValueError(f"Seeds are given for node type {node_type!r}; edges are there for {sorted(num_nodes)}.")
+            raise ValueError(f"Seeds are given for node type {node_type!r}; the graph has only {sorted(num_nodes)}.")
         if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
             remedy = " Use mask.nonzero().flatten()." if nodes.dtype is torch.bool else ""
             raise ValueError(f"Seeds are {nodes.dtype} {[*nodes.shape]}; pass int32 or int64 [num_seeds].{remedy}")

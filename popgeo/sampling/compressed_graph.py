@@ -15,7 +15,7 @@ _WEIGHTS = (torch.float32, torch.float64)
 
 
 class Direction(str, Enum):
-    """The end of an edge that has the other end as its neighbor.
+    """The direction of the edges between a node and its neighbors.
 
     Example:
         >>> Direction("incoming") is Direction.INCOMING
@@ -43,7 +43,7 @@ class CompressedGraph:
         weight: The probability of each edge, relative to other edges of its row. float [num_edges]
         time: The first time at which each edge may be used: the time of the edge or of the neighbor. It ascends in each
             row. int64 [num_edges]
-        direction: The end of each edge that is the row.
+        direction: The direction of the edges of a row, as seen from the node of the row.
 
     Raises:
         ValueError: a shape, dtype or value contradicts this description.
@@ -195,7 +195,7 @@ def check_range(name: str, index: Tensor, limit: int) -> None:
         return
     low, high = (int(value) for value in torch.aminmax(index))
     if low < 0 or high >= limit:
-        raise ValueError(f"{name} holds {low if low < 0 else high}; indices must be in 0 ... {limit - 1}.")
+        raise ValueError(f"{name} contains {low if low < 0 else high}; indices must be in 0 ... {limit - 1}.")
 
 
 def _check_rows(rowptr: Tensor, col: Tensor, num_cols: int) -> None:

@@ -1,6 +1,6 @@
 """Drawing of edges of each row: all, some with or without replacement, by weight, or the latest.
 
-The numpy functions here are the definition; `csrc/draw.cpp` makes the same choices.
+The NumPy functions here are the reference; `csrc/draw.cpp` makes the same choices.
 """
 
 import struct
@@ -115,7 +115,7 @@ def first_place(begin: Places, end: Places, is_there: Callable[[Places, Places],
 
 
 def _every(begin: Places, counts: Places) -> tuple[Places, Places]:
-    """Return the row of each place of ranges that start at `begin`, and the places."""
+    """Return the row of each place, and the places, for the ranges of several rows."""
     row = np.repeat(np.arange(len(begin)), counts)
     starts = np.cumsum(counts) - counts
     return row, begin[row] + np.arange(len(row)) - starts[row]

@@ -60,7 +60,7 @@ class EntityShards:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows of a shard, with empty rows."""
+        """The number of rows of a shard, including empty rows."""
         return self.entity.shape[1]
 
     @property
@@ -124,7 +124,7 @@ def pair_of(triples: Tensor, shards: EntityShards) -> Tensor:
 
 
 def deal_triples(pair: Tensor, num_pairs: int, slots: int, order: Tensor | None = None) -> Tensor:
-    """Return the triple of each slot of each batch of an epoch: each triple once, the triples of a pair spread evenly.
+    """Return the triple in each slot of each batch: each triple once, with the triples of a pair spread evenly.
 
     The number of batches is the smallest that holds every triple with these slots for each pair.
 

@@ -181,7 +181,7 @@ def stream(
 ) -> int:
     """Let nodes choose labels, one after the other, in place.
 
-    A node without a label takes the label with the largest product of edges to it and room in it, or else the lightest
+    A node without a label takes the label with the largest product of free room and edges to it, or else the lightest
     label. A node with a label changes to a label that has room and more edges to the node, or the same number of edges
     and less weight. A node leaves a label that is too heavy for the best label with room.
 

@@ -72,7 +72,7 @@ class NonEdges:
 
     @staticmethod
     def none(num_nodes: int | tuple[int, int]) -> "NonEdges":
-        """Return all pairs, including edges, for random negatives as in PyTorch Geometric's loaders."""
+        """Return all pairs, edges included, for random negatives as in PyTorch Geometric's loaders."""
         return NonEdges.from_edge_index(torch.empty(2, 0, dtype=torch.int64), num_nodes)
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ def sample_negatives(
 
 
 def below(keys: Words, limits: Places) -> Places:
-    """Draw whole numbers below limits of up to 62 bits: numbers with the bits of the limit, again if too large."""
+    """Draw whole numbers below limits of up to 62 bits: draw random bits, and draw again if the number is too large."""
     bits = np.frexp(np.maximum(limits - 1, 1).astype(np.float64))[1]  # one bit too many near powers of 2 beyond 2^53
     shift = (64 - bits).astype(np.uint64)
     drawn = np.empty(len(keys), np.int64)

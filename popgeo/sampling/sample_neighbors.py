@@ -80,8 +80,8 @@ def sample_neighbors(
         graph: A compressed graph, or one per edge type. Edges with weights are drawn in proportion to their weights.
         seeds: The first nodes; for a heterogeneous graph by node type. int64 [num_seeds]
         num_neighbors: The number of neighbors per node and hop, -1 for all; for a heterogeneous graph one list for all
-            edge types, or a list per edge type. A node with fewer neighbors gives all of them.
-        replace: Whether to draw with replacement: a node with a neighbor gives `num_neighbors` edges, some of them
+            edge types, or a list per edge type. A node with fewer neighbors uses all of them.
+        replace: Whether to draw with replacement: each node with a neighbor has `num_neighbors` edges, some of them
             equal.
         subgraph_type: `"directional"` keeps the drawn edges; `"bidirectional"` adds their reverses with the same
             numbers; `"induced"` takes all edges between sampled nodes.
@@ -110,14 +110,14 @@ def sample_neighbors(
     )
     if isinstance(graph, CompressedGraph):
         if not isinstance(seeds, Tensor) or isinstance(num_neighbors, Mapping) or isinstance(seed_time, Mapping):
-            raise ValueError("Of one CompressedGraph seeds and seed_time are tensors, num_neighbors is a list.")
+            raise ValueError("For one CompressedGraph, seeds and seed_time must be tensors, and num_neighbors a list.")
         times = None if seed_time is None else {"": seed_time}
         sample = _sample({_ONLY: graph}, {"": seeds}, num_neighbors, choices, times, seed)
         # Every field has one entry, for the only node type or the only edge type.
         fields = {name: None if part is None else next(iter(part.values())) for name, part in vars(sample).items()}
         return SampledSubgraph(**fields)  # type: ignore[arg-type]
     if isinstance(seeds, Tensor) or isinstance(seed_time, Tensor):
-        raise ValueError("Of a mapping of graphs seeds and seed_time are mappings from node type to tensor.")
+        raise ValueError("For a mapping of graphs, seeds and seed_time must be mappings from node type to tensor.")
     return _sample(graph, seeds, num_neighbors, choices, seed_time, seed)
 
 

@@ -92,13 +92,13 @@ class TimedNonEdges:
         return torch.from_numpy(np.where(exists, np.stack(ends), own)), torch.from_numpy(exists)
 
     def _joined(self, source: Places, limit: Places) -> Places:
-        """Return the number of the first destinations that each source has an edge to."""
+        """Return the number of edges from each source to the first destinations."""
         rowptr, col = self.non_edges.rowptr.numpy(), self.non_edges.col.numpy()
         first = rowptr[source]
         return first_place(first, rowptr[source + 1], lambda places, rows: col[places] >= limit[rows]) - first
 
     def _pairs(self, sources: Places, destinations: Places, key: int) -> tuple[Places, Places, NDArray[np.bool_]]:
-        """Return a pair without an edge among the first sources and destinations for each, and whether it exists."""
+        """Return a pair without an edge among the first nodes for each entry, and whether there is such a pair."""
         number = len(sources)
         made, exists = np.zeros((2, number), np.int64), np.zeros(number, bool)
         waiting = np.flatnonzero((sources > 0) & (destinations > 0))

@@ -82,7 +82,7 @@ class Subject(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Use the subject once in the simplest way.
+        """Run the subject once on simple input, before any claim is tried.
 
         Raises:
             ValueError: the subject cannot be used; the message asks for the missing information.

@@ -60,7 +60,7 @@ def check_static_capture(
         >>> check_static_capture(lambda x: x[x > 0], torch.randn(4))
         Traceback (most recent call last):
             ...
-        AssertionError: The model depends on data in 1 place, and an IPU needs it fixed:
+        AssertionError: The model depends on data in 1 place, but an IPU needs a fixed program:
         - ...: index. Remedy: choose with torch.where(mask, x, other)...
     """
     args, kwargs = _cloned((inputs, named_inputs))
@@ -68,7 +68,7 @@ def check_static_capture(
     if problems:
         places = "\n".join(f"- {p.source}: {p.operation}. Remedy: {p.remedy}." for p in problems)
         number = f"{len(problems)} place{'s' * (len(problems) > 1)}"
-        raise AssertionError(f"The model depends on data in {number}, and an IPU needs it fixed:\n{places}")
+        raise AssertionError(f"The model depends on data in {number}, but an IPU needs a fixed program:\n{places}")
     with torch.random.fork_rng():
         _check_capture(_Step(model), (inputs, named_inputs), other_inputs, tolerance)
 
@@ -127,7 +127,7 @@ def _check_capture(step: _Step, given: Any, other_inputs: Sequence[Any] | None, 
 
 
 def _gradients(step: nn.Module, loss: Tensor | None) -> dict[str, Tensor]:
-    """Return the slope of the loss by each parameter that it depends on."""
+    """Return the gradient of the loss for each parameter that the loss depends on."""
     parameters = {name: parameter for name, parameter in step.named_parameters() if parameter.requires_grad}
     if loss is None or not parameters:
         return {}

@@ -73,9 +73,7 @@ def fixed_batch(
     Args:
         graphs: Real graphs, in order.
         padding: Padding graphs beyond the minimum; the padding nodes and edges of each kind are different multiples of
-            it. None means PyG's batch of these graphs alone, with masks that are True.
-        number.
-            None means PyG's batch of just these graphs, with masks that are True.
+            this number. None means PyG's batch of these graphs alone, with masks that are True.
         garbage: Content of the floating point attributes of padding, or a value for each name. Other attributes are 0.
         num_graphs: Graphs of the batch, padding included. Default: the real graphs and the padding graphs.
     """

@@ -84,7 +84,7 @@ def _with_moved_weights(model: Any) -> Any:
 
 @claim("second derivatives", SubjectKind.MODEL)
 def second_derivatives(subject: ModelSubject, case: Case) -> None:
-    """Check that padding changes no derivative by an input and no second derivative, and all are finite.
+    """Check that padding changes no gradient of an input and no second derivative, and that all are finite.
 
     Tried: the slope of the loss by the floating point inputs of real nodes and edges, and the slope of its square by
     the weights (as in training on forces), are compared between least and more padding.
@@ -101,7 +101,7 @@ def second_derivatives(subject: ModelSubject, case: Case) -> None:
 
 
 def _slopes(subject: ModelSubject, case: Case, padding: int) -> dict[str, Tensor]:
-    """Return the derivatives of the loss by inputs, and of their mean square by weights, by name."""
+    """Return first derivatives with respect to inputs, and second derivatives with respect to weights, by name."""
     leaves: dict[str, Tensor] = {}
 
     def watch(batch: Batch) -> Batch:
@@ -115,7 +115,7 @@ def _slopes(subject: ModelSubject, case: Case, padding: int) -> dict[str, Tensor
     seen, kinds = subject.see(case.graphs, model=model, padding=padding, change=watch), subject.kinds(model)
     trained = [seen.rows(kinds[name], x) for name, x in seen.run.tensors.items() if x.requires_grad]
     if not leaves or not trained:
-        raise NotTriedError("no result has a gradient by an input")
+        raise NotTriedError("no result has a gradient with respect to an input")
     slopes = torch.autograd.grad(loss_of(trained), list(leaves.values()), create_graph=True, allow_unused=True)
     found = {
         f"the slope by {name.split()[1]}": slope[seen.places[name.split()[0]]]

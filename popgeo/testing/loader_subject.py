@@ -59,7 +59,7 @@ def planted_graphs(sizes: Sequence[int] = SIZES) -> list[Data]:
 
 
 class DrawnGraphs(Dataset[Data]):
-    """The planted graphs with node features that are drawn when a graph is requested, as in augmentation.
+    """A dataset of planted graphs that draws random node features at each access, as in augmentation.
 
     Args:
         graphs: Planted graphs.
@@ -115,7 +115,7 @@ ChannelRows = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSubject(Subject):
-    """A loader, given by the function that makes it as for training.
+    """A loader as the subject of claims, given by the function that makes it for training.
 
     The kit calls `make(graphs, seed=0, rank=0, world_size=1, num_workers=0)`, but passes an argument only for claims
     about it. A claim about an argument that the function does not accept is not tried.

@@ -67,7 +67,10 @@ class ModelSubject(Subject):
 
     @cached_property
     def modes(self) -> list[Any]:
-        """The model in its own mode, if it is not random then, and in evaluation; a function has one mode."""
+        """The model in each mode to test: evaluation, and its own mode unless its results are random in it.
+
+        A function has one mode.
+        """
         if not isinstance(self.what, nn.Module) or not any(module.training for module in self.what.modules()):
             return [self.what]
         return [self.evaluated] if self._is_random_in(self.what) else [self.what, self.evaluated]

@@ -107,7 +107,7 @@ class NeighborSubject(Subject):
 
 
 def _structures_to_try(subject: NeighborSubject, case: Case) -> Iterator[tuple[str, Data, list[Row], dict[Row, float]]]:
-    """Yield name, structure, rows of the list and all pairs of each structure that is neither crowded nor refused."""
+    """Yield name, structure, list rows and all pairs of each structure; skip crowded and refused structures."""
     refused = "structures are crowded"
     tried = 0
     for number, atoms in enumerate(case.graphs):
@@ -185,7 +185,7 @@ def images_are_right(rows: list[Row], pairs: dict[Row, float], cutoff: float) ->
 
 @_against_all_pairs("within the cutoff")
 def none_is_farther(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> Iterator[str]:
-    """Check that no neighbor lies beyond the cutoff.
+    """Check that no neighbor is beyond the cutoff.
 
     Tried: the distance of each row is computed from positions, cell and S.
 
@@ -193,7 +193,7 @@ def none_is_farther(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> 
     """
     far = [row for row in rows if row not in pairs and (row[0] != row[1] or any(row[2:]))]
     if far:
-        yield f"{len(far)} of {len(rows)} rows lie beyond the cutoff: i, j, S = {far[0]}"
+        yield f"{len(far)} of {len(rows)} rows are beyond the cutoff: i, j, S = {far[0]}"
 
 
 @_against_all_pairs("symmetric")

@@ -54,7 +54,7 @@ class Observation:
     parts: list[SubmoduleCall]
 
     def gradients(self, loss: Tensor) -> dict[str, Tensor]:
-        """Return the slope of a loss by each parameter; zero if the loss does not depend on it."""
+        """Return the gradient of a loss for each parameter; zero if the loss does not depend on the parameter."""
         if not self.parameters or not loss.requires_grad:
             return {}
         slopes = torch.autograd.grad(loss, list(self.parameters.values()), retain_graph=True, materialize_grads=True)

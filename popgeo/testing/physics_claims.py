@@ -89,7 +89,7 @@ def extensive(subject: ModelSubject, case: Case) -> None:
 
 @claim("forces", SubjectKind.MODEL)
 def forces(subject: ModelSubject, case: Case) -> dict[str, float]:
-    """Check that forces are the negative gradient of the energy by the positions.
+    """Check that forces are the negative gradient of the energy with respect to the positions.
 
     Tried: forces in float64 along random directions of all positions are compared to differences of the energy. If the
     model returns only energies, the gradient of their sum is used.
@@ -141,7 +141,7 @@ def _negative_gradient(subject: ModelSubject, seen: ModelRun, pos: Tensor) -> Te
     """Return the forces [num_nodes, 3]: the negative gradient of the sum of energies, or NaN without a gradient."""
     energy = _energies(subject, seen)
     if not energy.requires_grad:
-        raise NotTriedError("the energy has no gradient by the positions")
+        raise NotTriedError("the energy has no gradient with respect to the positions")
     (slope,) = torch.autograd.grad(energy.sum(), pos, allow_unused=True)
     return torch.full_like(pos, torch.nan) if slope is None else -slope
 

@@ -1,4 +1,4 @@
-"""Errors of a force field: tables, the loss of a whole part of the data, and the plot of parity."""
+"""Errors of a force field: tables, the loss over a part of the data, and the parity plot."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,7 +81,7 @@ def table(parts: Mapping[str, Pairs]) -> pd.DataFrame:
 
 
 def doubts(pairs: Pairs) -> list[str]:
-    """Return a sentence for each learned label with predictions that are not better than 0."""
+    """Return a warning for each learned label with predictions that are no better than 0."""
     found = []
     for name, (label, predicted, weight) in pairs.items():
         error, size = ((weight * part.square()).sum() for part in (predicted - label, label))

@@ -192,7 +192,7 @@ def _like(own: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _moving_average(decay: float) -> Any:
-    """Return the update of an exponential moving average, which forgets faster at first; decay 0 copies the weights."""
+    """Return the update of an exponential moving average, with a faster decay at first; decay 0 copies the weights."""
 
     def update(averages: Sequence[Tensor], weights: Sequence[Tensor], number: Tensor | int) -> None:
         forget = 1 - min(decay, (1 + int(number)) / (10 + int(number)))

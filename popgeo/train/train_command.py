@@ -32,7 +32,7 @@ _TAKEN = {name: signature(network).parameters.keys() for name, network in MODELS
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Train as the options of a command line say; the exit status is 130 after Ctrl-C."""
+    """Train a force field with the options of a command line; the exit status is 130 after Ctrl-C."""
     asked = command_parsers.train(arguments)
     make_folder(asked.out)
     with folder_lock(asked.out):

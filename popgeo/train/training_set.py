@@ -154,7 +154,7 @@ def _checked(name: str, value: Any, one: Data, partial: bool) -> Tensor:
     cell = one.cell.double().view(3, 3).numpy() if "cell" in one else np.zeros((3, 3))
     values = numbers(name, value.double().numpy() if value.is_floating_point() else value.numpy(), "iuf", partial)
     label = torch.from_numpy(as_label(name, name, values.astype(np.float64), len(one.z), cell))
-    if name == "energy" and value.dtype is torch.float32:  # a store may hold float32
+    if name == "energy" and value.dtype is torch.float32:  # a store may contain float32
         warn_of_rounding(float(label), len(one.z))
     return voigt_to_matrix(label) if name == "stress" else label
 

@@ -64,7 +64,7 @@ def test_no_program_contains_the_update_of_an_optimizer():
 )
 def test_operations_that_are_not_listed_are_refused(name: str):
     for overload in getattr(torch.ops.aten, name).overloads():
-        with pytest.raises(ValueError, match="is not one of the operations that a file may hold"):
+        with pytest.raises(ValueError, match="is not one of the operations that a file may contain"):
             safe_operation(f"aten.{name}.{overload}")
 
 

@@ -218,7 +218,7 @@ def test_a_damaged_file_and_an_empty_one_are_said(tmp_path):
         read_atoms(path)
     for name, content in (("a.xyz", ""), ("a.h5", "no"), ("a.aselmdb", "no"), ("a.db", "no"), ("a.traj", "no")):
         (tmp_path / name).write_text(content)
-        with pytest.raises(ValueError, match=f"{name} (cannot be read|holds no structure)|needs"):
+        with pytest.raises(ValueError, match=f"{name} (cannot be read|contains no structure)|needs"):
             read_atoms(tmp_path / name)
     with pytest.raises(ValueError, match=r"structure 0: it has no \['e'\], but"):
         read_atoms(save(tmp_path / "b.xyz", frames()), keys={"energy": "e"})

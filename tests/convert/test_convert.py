@@ -53,7 +53,7 @@ def test_a_pt_that_would_run_code_or_holds_something_else_is_refused(tmp_path, c
     assert "pass --trust" in said.err
     assert "code ran" not in said.out
     torch.save({"weights": torch.ones(2)}, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match="holds a dict; graphs, or what a dataset"):
+    with pytest.raises(ValueError, match="contains a dict; graphs, or the files of a dataset"):
         read_pt(tmp_path / "weights.pt")
 
 
@@ -206,7 +206,7 @@ def test_what_ase_cannot_read_is_said(tmp_path, capsys):
 def test_a_target_that_is_no_number_is_refused_by_its_row(tmp_path, value):
     pytest.importorskip("rdkit")
     (tmp_path / "one.csv").write_text(f"smiles,gap\nC,1\nCC,\nCCC,{value}\n")
-    with pytest.raises(ValueError, match=r"one\.csv, row 2: gap is .*, no number"):
+    with pytest.raises(ValueError, match=r"one\.csv, row 2: gap is .*, not a number"):
         list(read_smiles(tmp_path / "one.csv", targets=("gap",)))
 
 

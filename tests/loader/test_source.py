@@ -62,9 +62,9 @@ def test_samplers_decide_the_order_and_batch_samplers_the_batches():
 
 @pytest.mark.parametrize("number", [-1, 40])
 def test_a_sampler_names_graphs_that_there_are(number: int):
-    with pytest.raises(ValueError, match=rf"^sampler holds {number}; indices must be in 0 ... 39"):
+    with pytest.raises(ValueError, match=rf"^sampler contains {number}; indices must be in 0 ... 39"):
         list(loader_of(sampler=[number]))
-    with pytest.raises(ValueError, match=rf"^batch_sampler holds {number}; indices must be in 0 ... 39"):
+    with pytest.raises(ValueError, match=rf"^batch_sampler contains {number}; indices must be in 0 ... 39"):
         list(loader_of(strategy=FixedSizeStrategy.PadToMax, batch_sampler=[[3], [number]]))
 
 

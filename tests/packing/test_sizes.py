@@ -10,7 +10,7 @@ from popgeo.packing.sizes import as_table, fitting, names
 @pytest.mark.parametrize(
     ("sizes", "reason"),
     [
-        ([1.0, 2.0], "sizes holds float64"),
+        ([1.0, 2.0], "sizes has dtype float64"),
         (["3"], "sizes are whole numbers"),
         (3, "sizes has 0 dimensions"),
         ([[[1]]], "sizes has 3 dimensions"),

@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_refused():
     shards = EntityShards.deal(4, num_shards=2)
     with pytest.raises(ValueError, match="give 1 to 4, the number of entities"):
         EntityShards.deal(4, num_shards=5)
-    with pytest.raises(ValueError, match="holds 4; indices"):
+    with pytest.raises(ValueError, match="contains 4; indices"):
         pair_of(torch.tensor([[0, 0, 4]]), shards)
     with pytest.raises(ValueError, match=r"pass int64 \[num_triples, 3\]"):
         pair_of(torch.tensor([[0, 4]]), shards)

@@ -126,8 +126,8 @@ def test_a_sample_is_what_its_drawn_edges_lead_to(question):
     ("graphs", "arguments", "message"),
     [
         ({}, {"seeds": {"reader": tensor(0)}}, "'reader'"),
-        ({}, {"seeds": {"author": tensor(3)}}, "seeds holds 3"),
-        ({}, {"seeds": tensor(0)}, "are mappings"),
+        ({}, {"seeds": {"author": tensor(3)}}, "seeds contains 3"),
+        ({}, {"seeds": tensor(0)}, "must be mappings"),
         ({}, {"num_neighbors": {CITES: [1], WRITES: [1]}}, "missing.*rev_writes"),
         ({}, {"num_neighbors": {CITES: [1], WRITES: [1, 1], WRITTEN: [1]}}, "different numbers of hops"),
         ({CITES: CompressedGraph.from_edge_index(tensor(0).expand(2, 1), 5)}, {}, "4 nodes here and 5 there"),

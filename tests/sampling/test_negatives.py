@@ -97,8 +97,8 @@ def test_every_pair_without_an_edge_is_drawn_and_no_other(sizes, num_edges, seed
         ({"mode": "ternary"}, "ternary"),
         ({"positives": torch.tensor([0, 1])}, r"\[2\]; pass int32 or int64"),
         ({"positives": torch.tensor([[0.5], [1]])}, "float32"),
-        ({"positives": torch.tensor([[0], [3]])}, r"positives\[1\] holds 3"),
-        ({"positives": torch.tensor([[-1], [0]])}, "holds -1"),
+        ({"positives": torch.tensor([[0], [3]])}, r"positives\[1\] contains 3"),
+        ({"positives": torch.tensor([[-1], [0]])}, "contains -1"),
         (
             {"non_edges": NonEdges.from_edge_index(torch.tensor([[0, 0, 0], [0, 1, 2]]), 3), "mode": "triplet"},
             "Source 0",
@@ -113,5 +113,5 @@ def test_a_wrong_question_is_refused(arguments, message):
 
 
 def test_edges_outside_the_graph_are_refused():
-    with pytest.raises(ValueError, match=r"holds 3"):
+    with pytest.raises(ValueError, match=r"contains 3"):
         NonEdges.from_edge_index(torch.tensor([[0], [3]]), 3)

@@ -109,8 +109,8 @@ def test_directions_loops_and_repeated_edges_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("edges", "num_parts", "choices", "message"),
     [
-        (torch.tensor([[0], [5]]), 2, {"num_nodes": 3}, "edge_index holds 5; indices must be in 0 ... 2"),
-        (torch.tensor([[-1], [1]]), 2, {}, "edge_index holds -1"),
+        (torch.tensor([[0], [5]]), 2, {"num_nodes": 3}, "edge_index contains 5; indices must be in 0 ... 2"),
+        (torch.tensor([[-1], [1]]), 2, {}, "edge_index contains -1"),
         (torch.tensor([[0], [1]]), 3, {}, "num_parts is 3 for 2 nodes"),
         (torch.tensor([[0], [1]]), 0, {}, "num_parts is 0"),
         (torch.zeros(3, 2), 2, {}, r"\[3, 2\]; pass integers"),

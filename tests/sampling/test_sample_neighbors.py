@@ -199,12 +199,12 @@ def test_trees_times_nodes_beyond_32_bits_are_kept_apart(native):
 @pytest.mark.parametrize(
     ("columns", "arguments", "message"),
     [
-        ({}, {"seeds": tensor(6)}, "seeds holds 6; indices must be in 0 ... 5"),
-        ({}, {"seeds": tensor(-1)}, "seeds holds -1"),
+        ({}, {"seeds": tensor(6)}, "seeds contains 6; indices must be in 0 ... 5"),
+        ({}, {"seeds": tensor(-1)}, "seeds contains -1"),
         ({}, {"seeds": torch.tensor([True, False])}, "mask.nonzero"),
         ({}, {"seeds": torch.tensor([0.5])}, "float32"),
         ({}, {"seeds": tensor(1).view(1, 1)}, r"\[1, 1\]; pass int32"),
-        ({}, {"seeds": {"user": tensor(1)}}, "are tensors"),
+        ({}, {"seeds": {"user": tensor(1)}}, "must be tensors"),
         ({}, {"num_neighbors": [-2]}, "-1 for all"),
         ({}, {"num_neighbors": [1.5]}, "-1 for all"),
         ({}, {"subgraph_type": "both"}, "both"),

@@ -224,8 +224,8 @@ def test_an_energy_that_forces_do_not_belong_to_is_told_with_the_option_that_rea
     [
         (["--key", "charge=charge"], "--key charge=charge names something that no model of popgeo train takes"),
         (["--level", "charge=graph"], "--level charge=graph names something"),
-        (["--key", "weight=wieght"], "No structure has 'wieght', which is asked for as weight"),
-        (["--key", "forces_weight=w"], "No structure has 'w', which is asked for as forces_weight"),
+        (["--key", "weight=wieght"], "No structure has 'wieght', the requested key of weight"),
+        (["--key", "forces_weight=w"], "No structure has 'w', the requested key of forces_weight"),
     ],
 )
 def test_an_option_that_would_not_be_used_is_refused(tmp_path, words, message):

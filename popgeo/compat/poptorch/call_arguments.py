@@ -121,7 +121,7 @@ def arguments_of(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapp
 
 
 def of_calls(signature: inspect.Signature, compiled: Structure, given: Structure) -> Iterator[str]:
-    """Yield the differences between two calls in PopTorch's words, starting with the number of positional arguments.
+    """Yield messages of PopTorch about differences between two calls, first about the number of positional arguments.
 
     Example:
         >>> signature = inspect.signature(lambda x, *more: x)
@@ -154,7 +154,7 @@ def _by_name(signature: inspect.Signature, call: Any) -> tuple[Container, int]:
 
 
 def mismatches(name: str, compiled: Structure, given: Structure) -> Iterator[str]:
-    """Yield the differences between an argument and the compiled one, in PopTorch's words.
+    """Yield messages of PopTorch about the differences between an argument and the compiled argument.
 
     Example:
         >>> compiled, given = flatten({"x": torch.ones(2)})[1], flatten({"x": torch.ones(1)})[1]
@@ -238,7 +238,7 @@ def refuse_empty(given: Arguments, error: Exception) -> None:
 
 
 def for_each_replica(tensor: Tensor, options: Options) -> Tensor:
-    """Return a call's tensor with a micro-batch for each replica when groups of replicas share inputs.
+    """Return a call's tensor with one micro-batch per replica, if groups of replicas share inputs.
 
     Example:
         >>> options = Options().replicationFactor(4).inputReplicaGrouping(2, CommGroupType.Orthogonal)

@@ -246,7 +246,7 @@ class CompiledModule:
         return step
 
     def _compile_for(self, structure: Structure) -> None:
-        """Compile the model for arguments of a structure, whatever their values."""
+        """Compile the model for arguments of a given structure; their values do not matter."""
         self._compile(call_arguments.example_of(self._signature, structure))
 
     def _compile_again(self) -> None:

@@ -1,4 +1,4 @@
-"""Surroundings of a compilation: hooks, the check for an IPU, and the IPUs by PopTorch's rules."""
+"""Functions around a compilation: hooks, checks for IPU hardware, and a machine with PopTorch's rules."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator

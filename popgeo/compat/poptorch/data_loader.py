@@ -273,12 +273,12 @@ class DataLoader(torch.utils.data.DataLoader):
 
 
 def generator_for_a_thread() -> torch.Generator:
-    """Return a generator for a thread, which must not use the program's own random numbers."""
+    """Return a separate generator for a thread, which must not change the program's random numbers."""
     return torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
 
 
 class _CombinedBatches(BatchSampler):
-    """Sampler that joins several micro-batches to one batch."""
+    """Sampler that joins several micro-batches into one batch."""
 
     def __iter__(self) -> Iterator[list[int]]:
         return ([element for part in joined for element in part] for joined in super().__iter__())  # type: ignore[attr-defined]

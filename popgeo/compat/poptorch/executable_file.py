@@ -1,4 +1,4 @@
-"""Files of `compileAndExport`, which hold the input of a later compilation for the same arguments."""
+"""Files of `compileAndExport`, which contain the input of a later compilation for the same arguments."""
 
 import io
 import os

@@ -28,12 +28,12 @@ class PopartOptions(OptionGroup):
     options = property(attrgetter("_values"), doc="All settings, by name.")
 
     def set(self, key: str, value: Any) -> "PopartOptions":  # type: ignore[override]  # PopTorch's signature
-        """Set one setting, whether or not PopART has it, and enter it into the account."""
+        """Set one setting, whether or not PopART has it, and add it to the account."""
         ignored(f"Options._Popart.set({key!r})", _COMPILER)
         return self.keep(key, value)
 
     def keep(self, key: str, value: Any) -> "PopartOptions":
-        """Set one setting for another option, which is in the account itself."""
+        """Set one setting without an entry in the account, because another option has set it."""
         self.checkIsFrozen()
         self._values[key] = value
         return self
@@ -152,7 +152,7 @@ class TensorLocationSettings(OptionGroup):
 
 
 def _location(name: str, location: Any) -> dict[str, Any]:
-    """Return the settings of a location, and enter them into the account."""
+    """Return the settings of a location, and add them to the account."""
     known = isinstance(location, TensorLocationSettings)
     check(known, f"The location is {location!r}; it must be poptorch.TensorLocationSettings().")
     settings: dict[str, Any] = location.toDict()

@@ -1,4 +1,4 @@
-"""`poptorch.Options`: options of a program that compile and run a model."""
+"""`poptorch.Options`: a program's options for compiling and running a model."""
 
 import ast
 import copy
@@ -21,7 +21,7 @@ from popgeo.compat.poptorch.strategies import ExecutionStrategy, PipelinedExecut
 
 
 class Options(OptionGroup):
-    """Options that compile and run a model. Setters return the options, and a model in use freezes them.
+    """Options for compiling and running a model. Setters return the options, and a model in use freezes them.
 
     Example:
         >>> options = Options().deviceIterations(4).replicationFactor(2)
@@ -142,7 +142,7 @@ class Options(OptionGroup):
         """Compile for a machine that is not present: generation 1 or 2."""
         self.connectionType(ConnectionType.Never)
 
-    @setter("_execution_strategy", None)  # the strategy enters itself into the account
+    @setter("_execution_strategy", None)  # the strategy adds itself to the account
     def setExecutionStrategy(self, strategy: Any) -> Any:
         """Choose how the model's blocks are divided over IPUs."""
         check(isinstance(strategy, ExecutionStrategy), said("setExecutionStrategy", strategy=strategy))

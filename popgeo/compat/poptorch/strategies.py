@@ -159,7 +159,7 @@ def _parts(args: Sequence[Any]) -> list[Any]:
 
 
 class ExecutionStrategy:
-    """Base class of strategies, which give stages by the names of their blocks.
+    """Base class of strategies, which define stages by the names of their blocks.
 
     Args:
         args: Stages, names of blocks, and possibly an `AutoStage`.
@@ -188,7 +188,7 @@ class ExecutionStrategy:
                 self._by_block[block] = stage
 
     def enter(self) -> None:
-        """Enter the strategy into the account."""
+        """Add the strategy to the account."""
         what = f"{type(self).__name__} of {len(self._stages)} stages" if self._stages else type(self).__name__
         honoured(what, "stages run here one after the other; results are the same")
 

@@ -75,7 +75,7 @@ nn.Parameter.replicaGrouping = replicaGrouping  # type: ignore[attr-defined]  # 
 
 
 def as_replicas_see(model: nn.Module, options: StepOptions) -> tuple[nn.Module, Tensor | None]:
-    """Return a module that gives each replica its own rows of the parameters with replica groups.
+    """Return a module that passes each replica its own rows of the parameters with replica groups.
 
     Returns:
         The module, and the replica numbers to pass as `replica_number`. None if all replicas share all parameters.

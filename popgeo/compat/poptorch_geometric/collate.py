@@ -43,7 +43,7 @@ def make_exclude_keys(include_keys: Sequence[str], data: BaseData) -> tuple[str,
 
 
 class Collater(PyGCollater):
-    """Collater that makes one `Batch` of a list of graphs.
+    """Collater that makes one `Batch` from a list of graphs.
 
     Args:
         follow_batch: Attributes that get an assignment vector.
@@ -140,7 +140,7 @@ class FixedSizeCollater(data.FixedSizeCollater):
 
 
 class CombinedBatchingCollater:
-    """Collater that makes several batches of a list and joins them on dimension 0, for a call of an executor.
+    """Collater that makes several batches from a list and joins them on dimension 0, for a call of an executor.
 
     Args:
         collater: Collater of each batch.

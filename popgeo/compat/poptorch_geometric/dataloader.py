@@ -12,7 +12,7 @@ from popgeo.compat.poptorch_geometric.collate import CombinedBatchingCollater
 
 
 class WholeCallLoader(poptorch.DataLoader):
-    """Base class, after a loader of `pyg_dataloader`, that loads the batches of a whole call in one item.
+    """Base class that loads the batches of a whole call in one item; its other base is a loader of `pyg_dataloader`.
 
     Args:
         dataset: Graphs.

@@ -130,7 +130,7 @@ class TrainingStepper:
             self.assert_close(actual=own[name], expected=expected, id=name)
 
     def assert_close(self, actual: Any, expected: Any, id: str) -> None:
-        """Compare two values with the name `id`.
+        """Check that two values are close; `id` names them in the error.
 
         Raises:
             AssertionError: The values differ.

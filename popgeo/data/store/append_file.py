@@ -23,7 +23,7 @@ def memory_of(values: Tensor) -> Any:
         >>> len(memory_of(torch.ones(1).expand(3)))
         12
     """
-    # torch calls a single element contiguous whatever its stride, and then cannot view it as bytes.
+    # torch calls a single element contiguous with any stride, and then cannot view it as bytes.
     flat = values.contiguous().flatten().as_strided((values.numel(),), (1,))
     return flat.view(torch.uint8).numpy() if values.numel() else b""
 
@@ -113,5 +113,5 @@ def open_here(path: Path) -> BinaryIO:
         ValueError: the file is a link, which may lead to a different folder.
     """
     if path.is_symlink():
-        raise ValueError(f"{path} is a link, which no writer has made. Remove the folder {path.parent} to start again.")
+        raise ValueError(f"{path} is a link, which a store never has. Remove the folder {path.parent} to start again.")
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")

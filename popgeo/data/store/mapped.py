@@ -91,7 +91,7 @@ def map_file(path: Path, dtype: torch.dtype, shape: Sequence[int], num_parts: in
 
 
 def mapped_file(tensor: Any) -> MappedFile | None:
-    """Return the file that a tensor shows as a whole; None for a tensor in memory."""
+    """Return the mapped file of a tensor that covers the whole file; None for any other tensor."""
     if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
         return None
     file = _MAPPED.get(tensor.data_ptr())
@@ -100,7 +100,7 @@ def mapped_file(tensor: Any) -> MappedFile | None:
 
 
 def file_of(tensor: Any) -> FileReference | None:
-    """Return the reference to the file that a tensor shows as a whole; None for a tensor in memory."""
+    """Return a reference to the mapped file of a tensor that covers the whole file; None for any other tensor."""
     file = mapped_file(tensor)
     return None if file is None else file.reference
 
@@ -123,7 +123,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """Return the value that `packed` got; files are mapped again.
+    """Return the original value of a result of `packed`; files are mapped again.
 
     Raises:
         ValueError: a file has changed.

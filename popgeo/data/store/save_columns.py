@@ -1,4 +1,4 @@
-"""Division of flat graphs into blocks, and writing of blocks to a folder that may have a beginning."""
+"""Division of flat graphs into blocks, and writing of blocks to a new or an unfinished folder."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

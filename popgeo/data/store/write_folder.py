@@ -27,7 +27,7 @@ _WRITTEN = re.compile(
 
 
 def _require_own(part: Path) -> None:
-    """Check that a folder is empty or has files of a writer; a writer that was killed early left no journal.
+    """Check that a folder contains only files of a store writer; an early killed writer leaves no journal.
 
     Raises:
         ValueError: the folder has other files, which would become part of the store.
@@ -37,7 +37,7 @@ def _require_own(part: Path) -> None:
     strange = [one.name for one in part.iterdir() if one.is_dir() or not _WRITTEN.fullmatch(one.name)]
     if strange:
         raise ValueError(
-            f"{part} holds {', '.join(sorted(strange)[:3])}, which no writer of a store has made. Move the "
+            f"{part} contains {', '.join(sorted(strange)[:3])}, which is not part of a store. Move the "
             "folder elsewhere, or write a store with a different name."
         )
 
@@ -96,7 +96,7 @@ class FolderWriter:
         return () if self.manifest is None else self.manifest.attributes
 
     def check_goes_on(self, block: Columns) -> None:
-        """Check that the first graph of a block is the last written graph.
+        """Check that a block continues the store: its first graph must equal the last written graph.
 
         Raises:
             ValueError: the graphs differ, so the beginning of the store has a different source.

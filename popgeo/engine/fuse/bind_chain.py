@@ -18,9 +18,9 @@ _pack = struct.Struct("15q").pack
 
 
 def prepare_chain(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
-    """Return the call of a chain on values at these places.
+    """Return a function that runs a chain on values in these tensors.
 
-    The call takes the operands without a place and the changing numbers, as in `late_arguments`.
+    Its arguments are the operands without a fixed place and the changing numbers, as in `late_arguments`.
     """
     native = library.packed("popgeo_chain")
     assert native is not None, "a graph is joined only where the library is available"

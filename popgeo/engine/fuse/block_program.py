@@ -41,7 +41,7 @@ class BlockProgram:
         group: Rows per edge; 0 if the chain does not work on edges.
         num_chunks: Number of parts for threads.
         partial_size: Number of partial sums of each chunk.
-        sums_columns: Whether columns of a row are summed, so that a row must lie within one chunk.
+        sums_columns: Whether columns of a row are summed, so that a row must be within one chunk.
         number_slots: Slots of numbers, with the position of the number in the chain.
         value_slots: Slots in memory: the slot, the field that holds an address, and the value at that address.
     """

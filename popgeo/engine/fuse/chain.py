@@ -43,7 +43,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Step:
-    """One instruction: its code and its operands; codes are in `OPERANDS`, and `sum`, `AT_ROWS` and `fill` take one."""
+    """One instruction: its code and its operands.
+
+    `OPERANDS` has the number of operands of a code; the codes `sum`, `fill` and `AT_ROWS` take one operand.
+    """
 
     code: str
     operands: tuple[Source, ...]
@@ -92,14 +95,14 @@ class Chain:
         return f"Chain({self.num_ops} operations on {list(self.shape)})"
 
     def collapsed(self, strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-        """Return the fewest dimensions of the elements (of one edge, in a chain of edges), and strides in these."""
+        """Return the collapsed shape and strides of the elements; a chain of edges keeps its first dimension."""
         return (collapse_edges if self.of_edges else collapse)(self.shape, strides)
 
 
 def collapse(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Return the fewest dimensions that describe the elements, and the strides in these dimensions.
+    """Merge dimensions; return the shape with the fewest dimensions, and the strides in these dimensions.
 
-    Two neighboring dimensions become one if each place has their elements in one line.
+    Two neighboring dimensions are merged if one stride covers both of them, in every place.
 
     Example:
         >>> collapse((4, 3, 2), [(6, 2, 1), (0, 0, 1)])

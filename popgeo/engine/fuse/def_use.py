@@ -54,7 +54,7 @@ class DefUse:
         return fits and is_contiguous(value)
 
     def untransposed(self, v: int | None) -> int | None:
-        """Return the matrix that a value is the transpose of; None if it is not a transpose."""
+        """Return the original matrix if a value is its transpose; None if the value is not a transpose."""
         op = self.maker(v, "aten.t.default", "aten.transpose.int", "aten.permute.default")
         if op is None or v is None:
             return None
@@ -65,14 +65,14 @@ class DefUse:
         return base if is_transposed else None
 
     def shown(self, v: int) -> int:
-        """Return the original of views that show all its elements in the same order, in other shapes."""
+        """Follow views that only change the shape; return the value that they show."""
         values = self.graph.values
         while (op := self.maker(v, *SHOWS)) is not None and values[ref(op.args[0])].numel == values[v].numel:
             v = ref(op.args[0])
         return v
 
     def flat(self, v: int | None) -> int | None:
-        """Return the vector that a value shows with additional dimensions of size 1; None for other values."""
+        """Return the vector that a value shows with added dimensions of size 1; None for any other value."""
         while v is not None and len(self.graph.values[v].shape) != 1:
             op = self.maker(v, "aten.view.default", "aten.unsqueeze.default", "aten._unsafe_view.default")
             if op is None or self.graph.values[v].numel != max((*self.graph.values[v].shape, 1)):

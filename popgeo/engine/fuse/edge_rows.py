@@ -26,7 +26,7 @@ _MOVES = {
 }  # fmt: skip
 _MOST_SUMMED = 4096  # elements; a larger scatter_sum runs faster by itself, since it needs no sorted edges
 _MOST_STEPS = 8  # steps to compute a value of edges again
-_SMALL = 8  # operands with this factor fewer elements may stay in memory for it
+_SMALL = 8  # an operand stays in memory if it has fewer elements by this factor
 _REDUCED = {"sum": "sum_at", "amax": "max_at", "amin": "min_at"}
 _IN_PLACE = "aten.index_add_.default", "aten.scatter_add_.default", "aten.scatter_reduce_.two"
 _FILLED = {"aten.new_zeros.default": "aten.zeros.default", "aten.new_ones.default": "aten.ones.default"}
@@ -137,7 +137,7 @@ def _rows_of(uses: DefUse, op: Op, shape: Sequence[int]) -> int | None:
 
 
 def _is_zero(uses: DefUse, v: int) -> bool:
-    """Return whether a value that never changes in place is zero."""
+    """Return whether a value is zero and never changes in place."""
     constant = uses.graph.constants.get(v)
     return uses.maker(v, *_ZEROS) is not None if constant is None else not constant.any()
 
@@ -201,7 +201,7 @@ class _GatherAtUses:
 
 
 class EdgeOrders:
-    """The sorted edges that the chains of a graph need; each is computed once, before its first use.
+    """The edge orders that the chains of a graph need; each order is computed once, before its first use.
 
     Args:
         values: The values of the graph; new values are appended.

@@ -22,8 +22,8 @@ _MOST_OPEN = 4
 def join_chains(graph: OpGraph) -> OpGraph:
     """Return the graph with each chain of element-wise operations as one operation.
 
-    A chain runs before the first operation that needs one of its values. An operation that stood between those of a
-    chain runs before the chain. That is allowed if neither of them touches memory that the other changes. A chain also
+    A chain runs before the first operation that needs one of its values. An operation between two operations of a
+    chain runs before the chain. This is allowed if neither touches memory that the other changes. A chain also
     takes sums of its values. A chain of edges also takes gathers and scatters, so gathered rows are never in memory for
     all edges. On processors without fused multiply-add, which are older than 2014, the graph stays unchanged.
     """
@@ -90,7 +90,7 @@ class _Search:
         return self._moves.get(made[0]) if len(made) == len(op.outputs) == 1 else None
 
     def _chain_for(self, op: Op, near: Sequence[OpenChain]) -> OpenChain | None:
-        """Return the chain that has taken the operation; None if no chain can."""
+        """Add the operation to an open or a new chain, and return that chain; None if no chain can contain it."""
         graph, move = self.graph, self._move_of(op)
         sums = summed_dimensions(op, graph.values) is not None
         if not sums and move is None and not fits(op, graph.values):

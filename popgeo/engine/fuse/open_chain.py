@@ -32,7 +32,7 @@ class ChainContent:
         held: The source of each value that the chain has computed or gathered.
         steps: The instructions, in order.
         operands: Places of values from before the chain.
-        numbers: Numbers of the steps, by their text, which tells 0 from -0.
+        numbers: Numbers of the steps, by their text, because 0 and -0 have different texts.
         sums: The step and the place of each sum or scatter.
         places: The place of each value in `held`.
     """
@@ -50,7 +50,7 @@ class ChainContent:
     places: dict[Key, ElementPlace] = field(default_factory=dict)
 
     def copied(self) -> "ChainContent":
-        """Return a copy that shares no table with this content."""
+        """Return a copy that shares no list or dictionary with this content."""
         parts = {one.name: copy.copy(getattr(self, one.name)) for one in fields(self)}
         return ChainContent(**parts | {"read": {storage: set(keys) for storage, keys in self.read.items()}})
 
@@ -260,7 +260,7 @@ class OpenChain:
         return value.storage, value.offset, tuple(strides[d] for d in self._order)
 
     def _is_plain(self) -> bool:
-        """Return whether the chain is short enough, and all its places are rows and columns."""
+        """Return whether the chain is short enough, and rows and columns describe all its places."""
         now = self.content
         places = [place.strides for place in (*now.operands, *now.places.values(), *(p for _, p in now.sums))]
         if len(now.steps) > _MOST_STEPS:

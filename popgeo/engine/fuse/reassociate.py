@@ -23,7 +23,7 @@ from popgeo.engine.fuse.def_use import SHOWS, DefUse, ref
 
 _MM, _BMM = "aten.mm.default", "aten.bmm.default"
 LEAST_PRODUCT = 2**16  # elements; smaller products are left alone
-# A function that replaces an operation, its operands, and a key of the other things that it depends on.
+# A function that replaces an operation, the operands of the function, and a key of its other settings.
 Replacement = tuple[Callable[..., Any], Sequence[int], Any]
 
 
@@ -72,7 +72,7 @@ def _row_times_matrix(uses: DefUse, op: Op) -> Replacement | None:
 
 
 def _only_multiply_rows(uses: DefUse, v: int) -> bool:
-    """Return whether only products with a row per edge read the matrices, so that they are not needed."""
+    """Check that all readers of the matrices are products with a row per edge, so the matrices can be dropped."""
     values = uses.graph.values
     for op in map(uses.graph.ops.__getitem__, uses.users.get(v, ())):
         if op.target in (*SHOWS, "aten.transpose.int"):
@@ -97,7 +97,7 @@ def _gradient(uses: DefUse, op: Op) -> Replacement | None:
 
 
 def _outer_products(uses: DefUse, v: int) -> tuple[int, int, Sequence[int]] | None:
-    """Return the columns and the rows of outer products in [num_edges, rows * columns], and the products' shape.
+    """Return the factors and the shape of the outer products in a value [num_edges, rows * columns]; None otherwise.
 
     The gradient of the matrix of an edge is the outer product of its row x and the gradient of `x A_e`.
     """
@@ -115,7 +115,7 @@ def _is_gain(num_features: int, shape: Sequence[int]) -> bool:
 
 
 def _transposed(uses: DefUse, v: int) -> int | None:
-    """Return the matrices that a value is the transpose of, edge by edge; None if it is not a transpose."""
+    """Return the original matrices if a value has their transposes, edge by edge; None otherwise."""
     op = uses.maker(v, "aten.transpose.int")
     return ref(op.args[0]) if op is not None and sorted(d % 3 for d in op.args[1:]) == [1, 2] else None
 

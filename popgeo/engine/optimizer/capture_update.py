@@ -34,7 +34,7 @@ class UpdateGraph:
 
 
 def capture_update(worker: Worker, scaling: GradientScaling | None = None) -> UpdateGraph:
-    """Let a worker scale its gradients and step, and capture the operations."""
+    """Capture one update of a worker: the operations that scale gradients, and the optimizer's step."""
 
     def update() -> None:
         if scaling is not None:

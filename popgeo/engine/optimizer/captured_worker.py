@@ -165,7 +165,7 @@ class Rehearsal:
         return self._graph, self._numbers
 
     def _rehearse(self) -> None:
-        """Let the optimizer update single elements, and note its path and its numbers."""
+        """Step the optimizer on parameters of one element, and choose the graph and numbers of the next update."""
         before = [_with_own_counts(self._state.get(p, {})) for p in self._small.parameters]
         self._small.take_settings(self._settings)  # the last step may have changed them
         with _OperationLog() as log:
@@ -233,7 +233,7 @@ def _with_own_counts(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_number(part: Any) -> bool:
-    """Check whether a piece of state may give a number to an operation. Integer tensors are counters of rounding."""
+    """Check whether an operation may read a number from a piece of state. Integer tensors are counters of rounding."""
     if isinstance(part, Tensor):
         return part.dim() == 0 and part.is_floating_point()
     return part is not None

@@ -41,7 +41,7 @@ def refuse_whole_tensors(optimizer: Optimizer, why: str) -> None:
 
     Args:
         optimizer: Optimizer to check.
-        why: Begin of the message: the feature that needs such an optimizer.
+        why: Start of the message: the feature that needs such an optimizer.
 
     Raises:
         ValueError: The optimizer looks at rows or whole tensors.
@@ -213,7 +213,7 @@ class FlatParameters:
         return self.own is not self.flat
 
     def _shown_shapes(self) -> list[Sequence[int]]:
-        """Return the shape of each member's published state: the member's, or the flat elements inside `own`."""
+        """Return the shape of each member's published state: the member's shape, or its number of elements in `own`."""
         if not self.is_divided:
             return [p.shape for p in self.members]
         ends = [*itertools.accumulate((p.numel() for p in self.members), initial=0)]

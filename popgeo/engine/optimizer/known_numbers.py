@@ -14,7 +14,7 @@ Settings = Mapping[str, Any]
 
 
 def known_numbers(optimizer: Optimizer) -> list[float] | None:
-    """Return the numbers of the update that the step counts in the state name. None without a formula.
+    """Return the numbers of an update, for the step counts in the state. Return None for a class without a formula.
 
     Example:
         >>> import torch

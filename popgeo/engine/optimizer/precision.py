@@ -52,7 +52,7 @@ def gradient_type(options: StepOptions, optimizer: Optimizer, weights: torch.dty
 
 
 def rounding_counter(seed: int, number: int, num_updates: int, part: int = 0) -> int:
-    """Return the counter at which the random numbers start that round a flat parameter in its next update.
+    """Return the first counter of the random numbers that round a flat parameter in its next update.
 
     Args:
         seed: Seed of the run.

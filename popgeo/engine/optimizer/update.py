@@ -115,7 +115,7 @@ class Update:
         return [part.total for part in self._flat]
 
     def sharded(self) -> frozenset[str]:
-        """Return the names, in a captured update, of gradients that exist in this process only."""
+        """Return the gradients that exist in this process only, by their names in a captured update."""
         return frozenset(f"{number}" for number, part in enumerate(self._flat) if part.is_sharded)
 
     def apply(self, replicas: Replicas = _ALONE) -> None:
@@ -185,7 +185,7 @@ class Update:
         return self._worker
 
     def settings(self, number: int) -> list[dict[str, Any]]:
-        """Return the hyperparameters of each flat parameter in the update of a number, counted from 0."""
+        """Return the hyperparameters of each flat parameter in update `number`, counted from 0."""
         groups = settings_of(self.optimizer)
         rate = {} if self._learning_rate is None else {"lr": self._learning_rate(number)}
         return [{**groups[part.group], **rate} for part in self._flat]

@@ -10,7 +10,7 @@ from popgeo.engine.pipeline.staging import StagePart, Staging, StashedValue, own
 
 
 def parts_of(graph: OpGraph, staging: Staging, *, num_results: int, trained: Sequence[str] = ()) -> list[StagePart]:
-    """Return the parts of a step in the order of a micro-batch's way through them.
+    """Return the parts of a step, in the order that each micro-batch runs them.
 
     Each part creates the views that it needs, so parts exchange only whole tensors, and each tensor once.
 
@@ -131,7 +131,7 @@ class _Cutter:
         return found
 
     def _version(self, rank: int, v: int) -> list[StashedValue]:
-        """Return the saved state that a pass needs of a buffer that the step changes; none for its present state."""
+        """Return the saved values of a changed buffer that a pass needs; none if the pass reads the buffer itself."""
         ops, values, storage = self._graph.ops, self._graph.values, self._graph.values[v].storage
         writers = self._writers[storage]
         homes = {self._place[i] for i in writers}

@@ -72,7 +72,7 @@ def draws_ahead(
 def drawing_from(
     generator: torch.Generator, run: Callable[..., T], *given: Any, as_eager: Callable[..., object] | None = None
 ) -> T:
-    """Call a function whose operations draw from torch's own generator, with the state of another generator in it.
+    """Call a function with torch's own generator set to the state of another generator during the call.
 
     Not every operation takes a generator, so the state is exchanged around the call. Afterwards torch's own generator
     has its previous state, even after an interrupt, since each exchange is a single call and Python handles interrupts

@@ -50,7 +50,7 @@ def kept_results(graph: OpGraph, own: Sequence[int], recompute: Recompute, *, is
 
 
 def before_the_loss(graph: OpGraph, own: Sequence[int], kept: Set[int]) -> set[int]:
-    """Return the operations of the last stage after the last kept result, from which no value leads to a kept result.
+    """Return the operations of the last stage on which no kept result depends: they lead to the loss only.
 
     PopART keeps their results as well ("operations are run twice in a row with no benefit to liveness",
     willow/src/transforms/pipeline.cpp, `setFinalFwdStageRecomputation`), and so does TensorFlow.
@@ -60,7 +60,7 @@ def before_the_loss(graph: OpGraph, own: Sequence[int], kept: Set[int]) -> set[i
         own: The operations of the last stage's forward pass, in order.
         kept: The operations whose results are kept.
     """
-    leading: set[int] = set()  # storages from which values lead to a kept result
+    leading: set[int] = set()  # storages that a kept result depends on
     found = set()
     for index in reversed(own):
         op = graph.ops[index]

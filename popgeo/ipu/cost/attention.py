@@ -95,14 +95,14 @@ def plan_attention(sizes: Attention, machine: Machine, is_backward: bool = False
 
 
 def _turns(sizes: Attention) -> list[int]:
-    """Return the numbers of turns that the work can be cut into: by heads first, then by rows of a head."""
+    """Return the possible numbers of loop turns: the work is cut by heads first, then by rows of a head."""
     by_heads = [turns for turns in range(2, sizes.heads + 1) if sizes.heads % turns == 0]
     by_rows = [sizes.heads * 2**power for power in range(1, sizes.queries.bit_length())]
     return by_heads + by_rows
 
 
 def _in_turns(sizes: Attention, turns: int, whole: Plan, machine: Machine, is_backward: bool) -> Plan:
-    """Plan a loop over heads or rows; gradients of keys and values are summed over the rows of a head."""
+    """Plan a loop over heads or rows that sums gradients of keys and values over the rows of a head."""
     heads = max(1, sizes.heads // turns)
     rows = ceil_div(sizes.queries, max(1, turns // sizes.heads))
     part = dataclasses.replace(sizes, heads=heads, queries=rows, mask=min(sizes.mask, heads * rows * sizes.keys))
@@ -192,7 +192,7 @@ def _dropout(sizes: Attention) -> tuple[str, ...]:
 
 
 def _product(rows: int, contraction: int, columns: int, sizes: Attention, machine: Machine) -> Plan:
-    """Plan one product of all heads, with the layout of odd rows."""
+    """Plan one product of all heads, and rearrange float16 rows of odd length."""
     plan = plan_matmul(rows, contraction, columns, 2 if sizes.nbytes == 2 else 4, machine, sizes.heads)
     # Each product reads or makes scores, their gradients or probabilities. All have one column per key.
     is_odd = sizes.nbytes == 2 and sizes.keys % 2 and sizes.keys > 1

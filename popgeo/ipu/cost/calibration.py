@@ -13,8 +13,8 @@ class Calibration:
     `scripts/calibrate_cost_model.py` fits them to measurements published for a Bow IPU
     (github.com/graphcore-research/hydronet-gnn for gather, scatter-add and the SchNet block; arXiv:2303.16999 for dense
     products). `..._fixed` are cycles per operation: launches, synchronisations and control that its program needs
-    beyond the plan's own. `..._layout` are cycles per element (for operations by element, per byte) on a
-    tile, if results or arguments are laid out again.
+    beyond the plan's own. `..._layout` are cycles per element (for element-wise operations, per byte) on a
+    tile, if results or arguments are rearranged.
 
     Attributes:
         gather_fixed: Cycles of any gather.
@@ -30,12 +30,12 @@ class Calibration:
         scatter_source_layout: Cycles per element of the summands that a tile holds.
         scatter_partials: Cycles of the sum of partial sums, if the summands are split.
         matmul_fixed: Cycles of any dense product, float16 or float32.
-        matmul_move: Factor on the cycles that bring the matrices and lay them out for the matrix unit.
+        matmul_move: Factor on the cycles that move the matrices to the tiles and arrange them for the matrix unit.
         matmul_amp: Factor on the cycles of the matrix unit.
         matmul_reduce: Factor on the cycles that exchange and add partial sums.
-        elementwise_fixed: Cycles of any operation by element, beyond the launch.
-        elementwise_layout: Cycles per byte of a tile's rows that an operation by element lays out in blocks.
-        elementwise_into_product: Cycles per byte of a tile's rows that a product lays out in blocks.
+        elementwise_fixed: Cycles of any element-wise operation, beyond the launch.
+        elementwise_layout: Cycles per byte of a tile's rows that an element-wise operation rearranges into blocks.
+        elementwise_into_product: Cycles per byte of a tile's rows that a product rearranges into blocks.
     """
 
     gather_fixed: float = 1350.0

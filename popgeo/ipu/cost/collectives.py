@@ -1,9 +1,9 @@
 """Plans of collectives between shards and replicas on several IPUs, over links of a board and between boards.
 
-An all-reduce goes twice round a ring, with a share of the tensor at a time: once to sum, once to distribute the sums. A
+An all-reduce sends one share of the tensor at a time twice around a ring: once to sum, once to distribute the sums. A
 reduce-scatter is its first half, an all-gather its second (Thakur et al., "Optimization of Collective Communication
 Operations in MPICH", 2005). The slowest link of the ring sets the pace. Sums on the tiles take no further time:
-1,472 tiles add far faster than links bring.
+1,472 tiles add far faster than links transfer.
 """
 
 from dataclasses import replace
@@ -19,12 +19,12 @@ from popgeo.ipu.cost.plan import Activity, Plan
 from popgeo.ipu.cost.supersteps import in_sequence, timed_step
 from popgeo.ipu.target import IpuTarget
 
-TURNS = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}  # times round the ring
+TURNS = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}  # times around the ring
 _WHY = "links at their full rate; no published measurement of a collective alone"
 
 
 def collective_seconds(kind: str, nbytes: float, members: int, stride: int, target: IpuTarget) -> float:
-    """Return the seconds of a collective on a ring, as Graphcore's library of collectives uses the links of a pod.
+    """Return the seconds of a collective on a ring over the links of a pod, as in Graphcore's library of collectives.
 
     Args:
         kind: A key of `TURNS`.
@@ -93,7 +93,7 @@ rule_reduce_scatter = rule_all_reduce
 
 
 def rule_all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Plan an all-gather, and the copy that lays the shards out."""
+    """Plan an all-gather, and the copy that arranges the shards."""
     x, result = tensor(graph, op.args[0]), made(graph, op)[0]
     members, _, member = _members(op.args[1], x.shape[0], machine)
     laid_out = plan_copy(max(1, result.numel), width(x), member, pieces=op.args[1])
@@ -101,7 +101,7 @@ def rule_all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _joined(plans: list[Plan], kind: str, nbytes: int, members: int, stride: int, member: Machine) -> Plan:
-    """Plan the work of each IPU by itself, then the collective over links if several IPUs take part."""
+    """Plan the work inside each IPU, then the collective over links if several IPUs take part."""
     if members > 1:
         plans = [*plans, plan_collective(kind, nbytes, members, stride, member)]
     elif not plans:

@@ -21,7 +21,7 @@ class Convolution:
     """The sizes of a convolution from many positions to few; a transposed convolution goes from few to many.
 
     Attributes:
-        samples: Pictures or sequences.
+        samples: Images or sequences.
         many: Positions of a sample on the side with the windows.
         few: Positions of a sample on the other side, one per window.
         window: Positions of a window.
@@ -50,10 +50,10 @@ class Convolution:
 
 @functools.lru_cache(maxsize=1024)
 def plan_convolution(sizes: Convolution, machine: Machine, kind: str = "forward") -> Plan:
-    """Plan a convolution as a product of matrices; the elements of overlapping windows are brought once.
+    """Plan a convolution as a product of matrices; elements of overlapping windows are sent to a tile once.
 
     If channels are few, `poplin` either fills them up to the width of the matrix unit or copies the positions of the
-    window into channels. The cheaper of both counts.
+    window into channels. The plan is the cheaper of the two.
 
     Args:
         sizes: Samples, positions, window and channels.
@@ -71,7 +71,7 @@ def plan_convolution(sizes: Convolution, machine: Machine, kind: str = "forward"
     """
     wide, deep = max(1, sizes.wide // sizes.groups), max(1, sizes.deep // sizes.groups)
     few = sizes.samples * sizes.few
-    # Distinct elements of the pictures, as a share of the elements of all windows.
+    # Distinct elements of the images, as a share of the elements of all windows.
     overlap = min(1.0, sizes.many / (sizes.few * sizes.window))
     if kind == "weight":
         ways = [(sizes.window * wide, few, deep, (overlap, 1.0))]

@@ -14,7 +14,7 @@ from popgeo.ipu.cost.supersteps import in_sequence
 
 @functools.lru_cache(maxsize=1024)
 def plan_cdist(left: int, right: int, features: int, width: int, machine: Machine) -> Plan:
-    """Plan Euclidean distances between two sets of points; the cheaper of product and differences counts.
+    """Plan Euclidean distances between two sets of points; the plan is the cheaper of product and differences.
 
     Args:
         left: Points of the first set.

@@ -1,4 +1,4 @@
-"""Plans of operations by element: the elements of each tile, and the passes of its workers over them."""
+"""Plans of element-wise operations: the elements of each tile, and the passes of its workers over them."""
 
 import functools
 from dataclasses import replace
@@ -19,7 +19,7 @@ GRAIN_BYTES = 128  # least bytes of a tensor on a tile, before the next tile get
 
 
 def spread(elements: int, width: int, num_tiles: int) -> tuple[int, int]:
-    """Return the elements of the fullest tile and the tiles at work, for a tensor in order with poplar's grain.
+    """Return the elements of the fullest tile and the number of used tiles, for a tensor that poplar maps in order.
 
     Example:
         >>> spread(32, width=4, num_tiles=1472), spread(3200, 4, 1472), spread(147200, 4, 1472)
@@ -32,7 +32,7 @@ def spread(elements: int, width: int, num_tiles: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=8192)
 def plan_elementwise(kind: str, elements: int, width: int, machine: Machine, operand: int = 0, name: str = "") -> Plan:
-    """Plan an operation by element on tensors of the same layout, in order over the tiles.
+    """Plan an element-wise operation on tensors of the same layout, in order over the tiles.
 
     Args:
         kind: A key of `LOOP_OF`.
@@ -118,7 +118,7 @@ def _result(graph: OpGraph, op: Op) -> Value:
 
 
 def _smaller(graph: OpGraph, op: Op, result: Value) -> int:
-    """Return the elements of the largest operand that is broadcast, and so brought to the tiles; 0 if none is."""
+    """Return the elements of the largest broadcast operand, which is sent to the tiles; 0 without such an operand."""
     return max((distinct(value) for value in read(graph, op) if distinct(value) < result.numel), default=0)
 
 

@@ -27,7 +27,7 @@ def rule_cfconv(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def rule_cfconv_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Plan the gradients of a continuous-filter convolution.
 
-    The rows of the gradient go to the edges. Times the filters they are added at the sources; times the sources they
+    Each edge gathers its row of the gradient. Rows times filters are added at the sources; rows times source rows
     are the gradient of the filters.
     """
     grad, x, filters = (tensor(graph, op.args[n]) for n in range(3))

@@ -20,7 +20,7 @@ INDEX_BYTES = 4
 
 @functools.lru_cache(maxsize=4096)
 def plan_gather(table_rows: int, columns: int, lookups: int, width: int, machine: Machine) -> Plan:
-    """Plan the cheapest way to copy rows of a table that an index names.
+    """Plan the cheapest way to copy the rows of a table that an index selects.
 
     Each tile holds a block of the table and copies the rows of its lookups from there. If the table's rows are split,
     a second stage selects for each lookup the answer of the block with its row.
@@ -88,7 +88,7 @@ def _search(table_rows: int, columns: int, lookups: int, width: int, target: Ipu
         + np.where(two_stages, mine * wide * width + regroup_bytes, 0)
         + mine * INDEX_BYTES,
     }
-    # The planner of poplibs charges nothing for a further step, either.
+    # The planner of poplibs does not count a further step, either.
     cycles = terms["spread"] + terms["slice"] + terms["regroup"] + terms["select"]
     return cheapest(splits, cycles, terms, target)
 
@@ -119,7 +119,7 @@ def plan_row_gather(table: Value, rows: int, lookups: int, machine: Machine) -> 
 
 
 def indexed(graph: OpGraph, value: Value, indices: Any) -> tuple[int, int]:
-    """Return the number of places that a list of indices can name, and the number of places that it names."""
+    """Return the number of possible places of a list of indices, and the number of lookups."""
     rows = lookups = 1
     for size, index in zip(value.shape, indices, strict=False):
         if isinstance(index, Ref):
@@ -130,7 +130,7 @@ def indexed(graph: OpGraph, value: Value, indices: Any) -> tuple[int, int]:
 def named_rows(table: Value, dim: int, index: Value) -> tuple[int, int, int]:
     """Return rows, columns and lookups of an index of several dimensions.
 
-    If the index differs along all dimensions, it names single elements: rows of one column.
+    If the index differs along all dimensions, it selects single elements: rows of one column.
     """
     dim %= max(1, len(index.shape))
     others = [

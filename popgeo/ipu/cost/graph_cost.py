@@ -24,7 +24,7 @@ RULES = {row.name: _rule_of(row) for row in OPERATIONS.values() if row.family no
 
 
 def plan_all(graph: OpGraph, machine: Machine) -> list[Plan]:
-    """Plan each operation of a program, in order, with the rows that it lays out again before it begins."""
+    """Plan each operation of a program, in order, including the rows that it rearranges before it begins."""
     plans = []
     for op, nbytes in zip(graph.ops, layout_bytes(graph), strict=True):
         rule = RULES.get(name_of(op.target), plan_unknown)

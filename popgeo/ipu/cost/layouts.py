@@ -1,12 +1,12 @@
-"""The layout of values: by rows, as gathers make them, or in blocks, as products make them.
+"""The layout of values: by rows, as results of gathers, or in blocks, as results of matrix products.
 
-An operation by element works at the place of its operands. If all operands have the same layout, nothing moves: in
+An element-wise operation works at the place of its operands. If all operands have the same layout, nothing moves: in
 chains after one product, in residual sums of products and in norms of them. If rows meet blocks, as SchNet's gathered
 features meet its filters, or if a product reads rows, then the rows are first laid out in blocks.
 
 Rows of an odd number of float16, such as scores of 197 tokens, cannot lie in blocks: no block divides them, and every
-second row begins within a word, the least unit of an exchange. Each product that reads or makes them lays them out
-again.
+second row begins within a word, the least unit of an exchange. Each product that reads or makes such rows rearranges
+them.
 """
 
 from dataclasses import replace
@@ -19,14 +19,15 @@ from popgeo.ipu.cost.plan import Plan
 from popgeo.ipu.cost.supersteps import overhead_step
 
 _PRODUCTS = ("matmul", "convolution", "attention")
-# Layouts of results by family. Inputs and constants lie as their reader wants them, other results as their operands.
+# Layouts of results by family. Inputs and constants have the layout that their reader needs. Other results have the
+# layout of their operands.
 _MADE_BY = {"gather": "rows", "scatter": "rows", "fused": "rows"} | dict.fromkeys(_PRODUCTS, "blocks")
 
 
 def layout_bytes(graph: OpGraph) -> list[int]:
-    """Return the bytes of rows that each operation lays out in blocks before it begins.
+    """Return the bytes of rows that each operation rearranges into blocks before it begins.
 
-    The plans of gathers and sums of rows bring their operands themselves.
+    The plans of gathers and sums of rows include the moves of their operands.
 
     Example:
         >>> import torch
@@ -55,7 +56,7 @@ def layout_bytes(graph: OpGraph) -> list[int]:
 
 
 def _operands(graph: OpGraph, op: Op, layouts: dict[int, str], *, full: bool) -> list[tuple[str, int]]:
-    """Return layout and bytes of the operands of an operation; with `full`, only of operands that are not broadcast.
+    """Return layout and bytes of each operand of an operation; with `full`, skip broadcast operands.
 
     If all operands are broadcast, as distances and centres are for Gaussians, the result has the layout of none of
     them.
@@ -87,9 +88,9 @@ def odd_bytes(value: Value) -> int:
 
 
 def with_layout(plan: Plan, nbytes: int, machine: Machine) -> Plan:
-    """Return a plan that first lays the given number of bytes out again.
+    """Return a plan that first rearranges the given number of bytes.
 
-    A product brings its operands in its own exchanges, so a byte costs it less than an operation by element.
+    A product moves its operands in its own exchanges, so a byte costs less than in an element-wise operation.
     """
     if not nbytes:
         return plan

@@ -35,7 +35,7 @@ def link_rate(sender: int, receiver: int, target: IpuTarget) -> float:
 
 
 def message_seconds(nbytes: float, sender: int, receiver: int, target: IpuTarget) -> float:
-    """Return the seconds of a message from one IPU to another that waits for it.
+    """Return the seconds from the start of a message until the receiving IPU has all of it.
 
     Example:
         >>> bow = IpuTarget.bow()
@@ -50,14 +50,15 @@ def message_seconds(nbytes: float, sender: int, receiver: int, target: IpuTarget
 def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget, *, rounds: int = 2) -> float:
     """Return the seconds of a collective over IPUs in a ring.
 
-    A share of the tensor travels at a time. All IPUs send at once, so the slowest link of the ring sets the pace of a
-    turn. There is no other traffic on the links. Through gateways half of each share goes the other way round.
+    One share of the tensor is sent at a time. All IPUs send at once, so the slowest link of the ring sets the pace of a
+    turn. There is no other traffic on the links. Through gateways, half of each share goes around the ring in the other
+    direction.
 
     Args:
         nbytes: Bytes that each IPU holds.
-        ring: The IPUs in the order of the ring; the last and the first IPU are taken to be neighbors.
+        ring: The IPUs in the order of the ring; the last and the first IPU are assumed to be neighbors.
         target: One IPU.
-        rounds: Times round the ring: 1 for a reduce-scatter or an all-gather, 2 for an all-reduce.
+        rounds: Times around the ring: 1 for a reduce-scatter or an all-gather, 2 for an all-reduce.
 
     Example:
         >>> bow = IpuTarget.bow()
@@ -76,7 +77,7 @@ def ring_seconds(nbytes: float, ring: Sequence[int], target: IpuTarget, *, round
 
 
 def replica_ring(ipu: int, ipus_of_a_replica: int, replicas: int) -> range:
-    """Return the IPUs with the same part of a model in each replica; replicas lie one after the other.
+    """Return the IPUs with the same part of a model in each replica; the IPUs of a replica have consecutive numbers.
 
     Example:
         >>> list(replica_ring(1, ipus_of_a_replica=4, replicas=4))
@@ -86,7 +87,7 @@ def replica_ring(ipu: int, ipus_of_a_replica: int, replicas: int) -> range:
 
 
 def streaming_rate(num_ipus: int, target: IpuTarget) -> float:
-    """Return the bytes per second for each IPU if that many IPUs read streaming memory at the same time.
+    """Return the bytes per second of each IPU if several IPUs read streaming memory at the same time.
 
     Example:
         >>> bow = IpuTarget.bow()

@@ -1,4 +1,4 @@
-"""The inner loop of each kind of operation by element, and the cycles that a tile takes for it."""
+"""The inner loop of each kind of element-wise operation, and the cycles that a tile takes for it."""
 
 import csv
 from collections.abc import Mapping

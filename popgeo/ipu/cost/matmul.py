@@ -129,7 +129,7 @@ def _cycles(found: CheapestSplit) -> float:
 def _best(
     product: Product, target: IpuTarget, tiles: int, turns: int, proportion: float, is_swapped: bool
 ) -> CheapestSplit:
-    """Return the cheapest split that computes a part of the columns at a time; its terms are of one turn.
+    """Return the cheapest split that computes a part of the columns at a time; its terms count one such turn.
 
     When swapped, it transposes the product first, so it computes a part of the rows at a time.
     """
@@ -169,7 +169,7 @@ def _best(
     cycles = terms["bring"] + terms["copy"] + terms["amp"] + terms["reduce"] + terms["add"]
     found = cheapest(splits, cycles, terms, target, proportion)
     cuts = found.cuts[::-1] if is_swapped else found.cuts
-    return replace(found, turns=turns, cuts=cuts, considered=2 * found.considered)  # both ways round
+    return replace(found, turns=turns, cuts=cuts, considered=2 * found.considered)  # the product and its transpose
 
 
 def left_and_right(graph: OpGraph, op: Op) -> tuple[Value, Value]:

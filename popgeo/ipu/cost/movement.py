@@ -1,4 +1,4 @@
-"""Plans of operations that lay elements out again, create tensors, or return views of memory."""
+"""Plans of operations that rearrange elements, create tensors, or return views of memory."""
 
 import functools
 
@@ -13,7 +13,7 @@ from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 
 @functools.lru_cache(maxsize=4096)
 def plan_copy(elements: int, width: int, machine: Machine, pieces: int = 1) -> Plan:
-    """Plan to move elements between tiles and into order.
+    """Plan a copy that moves elements between tiles and arranges them in order.
 
     Args:
         elements: Number of elements.

@@ -14,7 +14,7 @@ from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.supersteps import in_sequence
 
 REDUCE = "reduce"
-BY_GROUP = " by group"  # ends the name of a pass with one number per group, which is brought to the tiles
+BY_GROUP = " by group"  # end of the name of a pass with one number per group, which is sent to the tiles
 # Passes over the few results of a reduction.
 OF_SUMS = {"inverse of sums": "inverse", "log of sums": "log", "inverse deviations": "rsqrt"}
 SOFTMAX = operation_of("aten._softmax.default").passes
@@ -38,7 +38,7 @@ def plan_groups(
         elements: Number of elements of all groups together.
         width: Bytes of an element.
         machine: The machine and its constants.
-        is_inner: Whether the elements of a group lie next to each other.
+        is_inner: Whether the elements of a group are next to each other.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget

@@ -104,7 +104,7 @@ class Plan:
     def in_order(
         cls, family: str, tiles: int, steps: Sequence[Superstep], why: str, *, nbytes: int = 0, flops: int = 0
     ) -> "Plan":
-        """Return an estimate for work on elements that lie in order over some tiles.
+        """Return an estimate for work on elements that are mapped in order over some tiles.
 
         Args:
             family: Family of the operation.

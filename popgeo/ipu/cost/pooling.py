@@ -1,4 +1,4 @@
-"""Plans of pooling: windows of pictures reduced to one value each, and values distributed over windows."""
+"""Plans of pooling: windows of images reduced to one value each, and values distributed over windows."""
 
 import functools
 import math
@@ -43,7 +43,7 @@ def pooling_vertex(results: int, taken: int, run: int, width: int, target: IpuTa
 def plan_pooling(
     results: int, taken: int, given: int, run: int, width: int, machine: Machine, per_vector: int = _VECTOR
 ) -> Plan:
-    """Plan a reduction of windows, or a distribution of values over windows; tiles share the results in order.
+    """Plan a reduction of windows, or a distribution of values over windows, with the results in order over the tiles.
 
     Args:
         results: Elements of the result.
@@ -73,7 +73,7 @@ def plan_pooling(
 
 
 def _window(op: Op, large: tuple[int, ...], small: tuple[int, ...], kernel: int) -> int:
-    """Return the positions of a window: the size of the kernel, or enough positions to cover the larger picture."""
+    """Return the positions of a window: the size of the kernel, or enough positions to cover the larger image."""
     if "adaptive" not in op.target:
         return math.prod(op.args[kernel]) * (op.args[kernel][0] if len(op.args[kernel]) == 1 else 1)
     return math.prod(ceil_div(a, max(1, b)) for a, b in zip(large[-2:], small[-2:], strict=True))
@@ -90,7 +90,7 @@ def rule_pooling(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def rule_pooling_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Plan the gradient of a pooling.
 
-    The gradient of a maximum also reads the pictures and the places of the maxima.
+    The gradient of a maximum also reads the images and the places of the maxima.
     """
     grad, out = tensor(graph, op.args[0]), made(graph, op)[0]
     window = 1 if "upsample" in op.target else _window(op, out.shape, grad.shape, 2)
@@ -103,13 +103,13 @@ def rule_pooling_backward(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def rule_nearest(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Plan an enlargement that copies the nearest element."""
+    """Plan an upsampling that copies the nearest element."""
     out = made(graph, op)[0]
     return in_sequence("pooling", plan_copy(max(1, out.numel), width(out), machine))
 
 
 def rule_bilinear(graph: OpGraph, op: Op, machine: Machine) -> Plan:
-    """Plan an enlargement by weighted sums of four neighbors, which are brought first."""
+    """Plan a bilinear upsampling: copy the four neighbors of each element, and compute their weighted sum."""
     x, out = tensor(graph, op.args[0]), made(graph, op)[0]
     elements, nbytes = max(1, x.numel, out.numel), width(out)
     kinds = ("multiply", "add product", "add product", "add product")

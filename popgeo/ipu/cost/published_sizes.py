@@ -1,8 +1,8 @@
 """Sizes with published measurements that check a formula.
 
-All measurements are of one Bow IPU. Gather and scatter-add of float32 rows were measured by themselves, and again,
-together with products and operations by element, in a SchNet interaction block. Dense products were also measured in
-float16 and by themselves.
+All measurements are of one Bow IPU. Gather and scatter-add of float32 rows were measured alone, and together with
+products and element-wise operations in a SchNet interaction block. Dense products were also measured alone and in
+float16.
 """
 
 from popgeo.ipu.cost.calibration import Machine
@@ -63,7 +63,7 @@ def matmul_validity(rows: int, contraction: int, columns: int, width: int, batch
 
 
 def elementwise_validity(loop: str, name: str, elements: int, width: int, machine: Machine) -> Judgement:
-    """Return the validity of an operation by element, with a reason; some loops were measured, in a block."""
+    """Return the validity of an element-wise operation, with a reason; some loops were measured, in a block."""
     if loop not in BLOCK_LOOPS:
         return Validity.ESTIMATE, f"cycles of {name} by poplibs' estimators, which no published measurement checks"
     return _judge([_beyond(elements, "elements", BLOCK_ELEMENTS)], width, machine)

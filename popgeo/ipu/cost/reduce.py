@@ -49,7 +49,7 @@ def plan_reduce(outputs: int, summands: int, width: int, machine: Machine, is_in
         summands: Elements of each set.
         width: Bytes of an element.
         machine: The machine and its constants.
-        is_inner: Whether the elements of a set lie next to each other, so that a tile holds whole small sets.
+        is_inner: Whether the elements of a set are next to each other, so that a tile holds whole small sets.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget

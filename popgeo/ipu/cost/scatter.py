@@ -38,7 +38,7 @@ def plan_scatter_add(
     makes_table: bool = False,
     operation: str = "add",
 ) -> Plan:
-    """Plan the cheapest way to add rows into the rows of a table that an index names.
+    """Plan the cheapest way to add rows to the rows of a table that an index selects.
 
     Each tile adds its share of the summands to a block of the table. If the summands are split, partial sums of the
     same block are added up afterwards.
@@ -175,7 +175,7 @@ def rule_index_put(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def plan_embedding_gradient(rows: int, columns: int, summands: int, width: int, machine: Machine) -> Plan:
-    """Plan a scatter-add into a table of zeros, of some columns at a time if the work space is too small for all.
+    """Plan a scatter-add into a table of zeros; process some columns at a time if the work space is small.
 
     Example:
         >>> from popgeo.ipu.target import IpuTarget

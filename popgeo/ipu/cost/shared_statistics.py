@@ -1,4 +1,4 @@
-"""Adds to a plan the exchange of statistics between replicas, for norms over several replicas."""
+"""Adds the exchange of statistics between replicas to a step, for norms over several replicas."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from popgeo.capture.op_graph import Op, overload, substitute
 
 
 def with_shared_statistics(step: CapturedStep, model: object, replicas: int) -> CapturedStep:
-    """Return a training step with the exchange of statistics between replicas by `SyncBatchNorm`; for plans only.
+    """Return a training step that includes the exchange of `SyncBatchNorm` between replicas; it serves for plans only.
 
     The replicas of a group sum two numbers per channel over links in the forward pass and two in the backward pass, as
     Graphcore's library does (`popnn::bn`, distributed batch norm). The layer's `process_group` is the size of a group

@@ -76,7 +76,7 @@ def rule_sorting(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 
 
 def _first_read(graph: OpGraph, op: Op, dim: int, length: int) -> int:
-    """Return the number of first places of a sort that are read; the whole length if others are read."""
+    """Return the number of leading results of a sort that are read; the whole length if other results are read."""
     made, rank = set(op.makes()), len(graph.values[op.makes()[0]].shape)
     readers = [one for one in graph.ops if made & set(one.reads())]
     are_slices = all(one.target == "aten.slice.Tensor" for one in readers)

@@ -129,7 +129,7 @@ def work_space(target: IpuTarget, held: float = 0, share: float = MEMORY_SHARE) 
     Args:
         target: The machine.
         held: Bytes of a tile that hold arguments and results.
-        share: Of a tile's memory, that the operation may take.
+        share: Share of a tile's memory that the operation may take.
 
     Example:
         >>> work_space(IpuTarget.bow()) > work_space(IpuTarget.bow(), held=300_000)

@@ -49,7 +49,7 @@ def compute_step(
 
 
 def overhead_step(name: str, *, calibrated: float, tiles: int, is_sync: bool = True) -> Superstep:
-    """Return a superstep of cycles that measurements show and no formula predicts: 0 in the ideal profile."""
+    """Return a superstep for measured cycles that no formula predicts; it has 0 cycles in the ideal profile."""
     activity = Activity.SYNC if is_sync else Activity.EXCHANGE
     return Superstep(name=name, activity=activity, ideal=0.0, calibrated=calibrated, tiles=tiles)
 
@@ -111,14 +111,14 @@ def exchange_step(
     transfer: float | None = None,
     calibrated: float | None = None,
 ) -> Superstep:
-    """Return an exchange as a superstep: synchronisation, the way of the first word, and the transfer.
+    """Return an exchange as a superstep: synchronisation, the latency of the first word, and the transfer.
 
     Args:
         name: Name of the exchange.
         target: The machine.
         bytes_in: Most bytes that a tile receives.
         bytes_out: Most bytes that a tile sends.
-        tiles: Number of tiles that take part; each is taken to receive `bytes_in`.
+        tiles: Number of tiles that take part; each is assumed to receive `bytes_in`.
         fragments: Most pieces that a tile receives.
         is_irregular: Whether the pieces have no common pattern.
         transfer: Cycles of the busiest tile. Default: the cycles by `transfer_cycles`.

@@ -21,14 +21,14 @@ def ceil_div(total: Any, parts: Any) -> Any:
 
 
 def slice_rows(lookups: Any, rows: Any, table_rows: Any, columns: Any, workers: int) -> Any:
-    """Return the cycles of a vertex that copies the rows of its block that a list names (`popops::MultiSlice`).
+    """Return the cycles of a vertex that copies listed rows of its block (`popops::MultiSlice`).
 
     The workers share the lookups. Each reads all of its lookups, and copies the row of each lookup in the block.
 
     Args:
         lookups: Lookups that the tile reads.
         rows: Rows of the table that the tile holds.
-        table_rows: Rows of the whole table; lookups are taken to be even over them.
+        table_rows: Rows of the whole table; lookups are assumed to be spread evenly over them.
         columns: Elements of a row that the tile holds.
         workers: Workers of a tile.
 
@@ -49,7 +49,7 @@ def add_rows(summands: Any, rows: Any, table_rows: Any, columns: Any, workers: i
     Args:
         summands: Summands that the tile reads.
         rows: Rows of the table that the tile holds.
-        table_rows: Rows of the whole table; summands are taken to be even over them.
+        table_rows: Rows of the whole table; summands are assumed to be spread evenly over them.
         columns: Elements of a row that the tile holds.
         workers: Workers of a tile.
         operation: Cycles of a worker per element after the first: 3 to add, 5 to take the larger.

@@ -28,10 +28,10 @@ class BetterPlan:
 
 
 def best_move(plan: PipelineFigures, slowest: int) -> BetterPlan | None:
-    """Return the move of one layer off a stage that makes the step shortest; None if no move fits.
+    """Return the move of a layer from the slowest stage that shortens the step most; None if no move fits.
 
-    A layer moves to a neighboring stage. That stage may also hand on one of its layers, and so on up to the stage with
-    the least work.
+    A layer moves to a neighboring stage. That stage may also pass one of its layers to the next stage, and so on up to
+    the stage with the least work.
     """
     moves = []
     for words, layers in _moves(plan, slowest):
@@ -45,7 +45,7 @@ def best_move(plan: PipelineFigures, slowest: int) -> BetterPlan | None:
 
 
 def _moves(plan: PipelineFigures, slowest: int) -> Iterator[tuple[str, list[list[str]]]]:
-    """Yield each possible move of one layer off a stage: its text, and the layers of all stages after it."""
+    """Yield each possible move of a layer from a stage: a text, and the layers of all stages after the move."""
     if len(plan.layers[slowest]) < 2:
         return
     work = [stage.forward_pass + stage.backward_pass for stage in plan.stages]

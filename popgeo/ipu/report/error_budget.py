@@ -32,7 +32,7 @@ PROGRAM: Band = (1 / 1.07, 1.07)
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorBudget:
-    """The trust in a total, and the factors of it between which four of five machines are expected.
+    """The trust in a total, and the factors of the total that contain four of five machines.
 
     Attributes:
         validated: Part of the cycles from measured families at measured sizes.

@@ -94,7 +94,7 @@ class Figures:
 
     @cached_property
     def rows(self) -> CostRows:
-        """The read-only rows behind each table, computed once; `to_frame` returns tables that you can change."""
+        """The read-only rows of each table, computed once; `to_frame` returns tables that may be changed."""
         return CostRows(costs=self.costs, target=self.target, profile=self.profile)
 
     @property
@@ -104,7 +104,7 @@ class Figures:
 
     @property
     def error_budget(self) -> ErrorBudget:
-        """The validated part of the total, and the factors of the total between which the machine is expected."""
+        """The expected error of the total: its validated part, and a lower and an upper factor for a real machine."""
         return error_budget(self.costs, self.profile)
 
     @property
@@ -227,7 +227,7 @@ class Figures:
 
     @classmethod
     def from_json(cls: type[Self], text: str) -> Self:
-        """Return the report that `to_json` wrote. The text may come from a stranger.
+        """Return the report that `to_json` wrote. The text need not be trusted.
 
         Raises:
             ValueError: the text is no such report, has another version, or contains values that cannot be shown.
@@ -321,7 +321,10 @@ class Comparison:
 
 
 def _cycles(report: Figures, rows: str, name: str) -> pd.DataFrame:
-    """Return the keys and the cycles of each row, under a name. A number tells equal operations apart."""
+    """Return the keys and the cycles of each row, with `name` as the column of cycles.
+
+    A number distinguishes equal operations.
+    """
     keys = list(KEYS[rows])
     table = pd.DataFrame(getattr(report.rows, rows), columns=[*keys, "cycles"])
     if rows == "ops":

@@ -121,7 +121,7 @@ def bars(rows: Sequence[Mapping[str, float]], parts: Sequence[str], whole: float
 
 
 def key(names: Mapping[str, str]) -> str:
-    """Return the key of the colours."""
+    """Return the legend of the colours."""
     items = "".join(f'<span><i style="background:var(--{name})"></i>{words}</span>' for name, words in names.items())
     return f'<div class="key" style="margin-top:8px">{items}</div>'
 

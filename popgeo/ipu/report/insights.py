@@ -103,7 +103,7 @@ def memory_is_short(memory: MemoryUse | None) -> Iterator[Insight]:
 
 
 def few_tiles_work(rows: CostRows) -> Iterator[Insight]:
-    """Report slow operations on tensors that are so small that they lie on few tiles."""
+    """Report slow operations on tensors that are so small that they occupy few tiles."""
     few = max(1, rows.target.num_tiles // 64)
     least = 2 * rows.target.launch_cycles
     slow = [op for op in rows.ops if 0 < op["tiles"] <= few and op["compute"] > least * op["count"]]

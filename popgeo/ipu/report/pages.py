@@ -1,4 +1,4 @@
-"""The HTML pages of the two reports; scripts draw the pictures of a step on one IPU."""
+"""The HTML pages of the two reports; scripts draw the plots of a step on one IPU."""
 
 from collections.abc import Collection, Iterable, Mapping
 from html import escape

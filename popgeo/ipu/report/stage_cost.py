@@ -86,7 +86,7 @@ class StageCost:
 
     @property
     def computes_and_receives(self) -> float:
-        """Cycles of both passes for computing, and for receiving from other IPUs."""
+        """Cycles of both passes that are spent on computing and on receiving from other IPUs."""
         return self.forward + self.backward + self.receive_forward + self.receive_backward
 
     @property

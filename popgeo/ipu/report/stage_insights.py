@@ -72,7 +72,7 @@ def pipeline_waits(plan: PipelineFigures) -> Iterator[Insight]:
 
 
 def _longer(plan: PipelineFigures) -> PipelineFigures | None:
-    """Return the plan with the fewest micro-batches and a bubble of `GOOD_BUBBLE`, or near its least possible bubble.
+    """Return a plan with as few micro-batches as a bubble of `GOOD_BUBBLE`, or nearly the least bubble, needs.
 
     After the first few micro-batches, each takes as long as the one before; two plans measure this time. The result is
     None if the longest timeline that we compute is too short.
@@ -146,7 +146,7 @@ def replicas_do_more(plan: PipelineFigures) -> Iterator[Insight]:
 
 
 def weights_are_shared(plan: PipelineFigures) -> Iterator[Insight]:
-    """Report a parameter that lies on several IPUs, such as a tied embedding."""
+    """Report a parameter that is stored on several IPUs, such as a tied embedding."""
     if plan.shared:
         nbytes = sum(stage.shared_bytes for stage in plan.stages)
         yield insight_of("weights_are_shared", names=", ".join(plan.shared[:3]), nbytes=nbytes)

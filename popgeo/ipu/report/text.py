@@ -1,4 +1,4 @@
-"""A report as text for one screen, and the trust in its figures.
+"""Reports as text for one screen, with notes on the accuracy of the figures.
 
 The text of one IPU has at most 50 lines of at most 100 characters. The text of stages has a line per stage.
 """
@@ -163,7 +163,7 @@ def _head_of_stages(plan: PipelineFigures) -> Iterable[str]:
 
 
 def pace(plan: PipelineFigures) -> str:
-    """Return a text about the slowest IPU, which the others wait for."""
+    """Return a text about the slowest IPU, because the other IPUs wait for it."""
     words = f"IPU {plan.bottleneck} works longest"
     if not plan.turns or plan.num_ipus == 1:
         return words

@@ -1,4 +1,4 @@
-"""Cutting a model into stages, at layers or at named blocks, as the option `stages` says."""
+"""Cutting of a model into stages, at layers or at named blocks, according to the option `stages`."""
 
 from collections.abc import Mapping, Sequence
 

@@ -89,7 +89,7 @@ class CutStep:
         return {index for index in found if any(self._is_foreign(v, index) for v in self.graph.ops[index].reads())}
 
     def _is_foreign(self, v: int, index: int) -> bool:
-        """Check whether another stage than the operation's stage makes a value."""
+        """Check whether a value comes from a different stage than the operation."""
         return self.made_in.get(v, self.cut.stage_of[index]) != self.cut.stage_of[index]
 
     @cached_property

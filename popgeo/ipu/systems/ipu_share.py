@@ -99,7 +99,7 @@ class IpuShare:
 
 
 def is_shared(model: object, target: IpuTarget) -> bool:
-    """Check whether a model's shards lie on several IPUs.
+    """Check whether a model's shards are on several IPUs.
 
     Raises:
         ValueError: the shards cannot be divided evenly over the IPUs.

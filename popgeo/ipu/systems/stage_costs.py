@@ -120,7 +120,7 @@ def with_waits(
 
 
 def _with_streaming(stage: StageCost, rate: float, trains: bool) -> StageCost:
-    """Return a phase with its transfers: weights before each pass, kept activations there and back."""
+    """Return a phase with its transfers: weights before each pass, and kept activations in both directions."""
     into = stage.weight_bytes + (stage.stash_bytes if trains else 0)
     gradients = 2 * stage.weight_bytes if trains else 0  # read, added to, written
     return replace(

@@ -147,7 +147,7 @@ def cut_at(
 ) -> tuple[list[LayerOps], list[int], list[int]]:
     """Return the layers, the first layer of each stage and its IPU, for modules that begin a stage.
 
-    It follows PopTorch's BeginBlock. A module may lie inside of a layer, which is then cut at the module, and may be
+    It follows PopTorch's BeginBlock. A module may be inside of a layer, which is then cut at the module, and may be
     called in parts: a stage begins at its first part, and again only after another stage.
 
     Raises:

@@ -198,7 +198,7 @@ def fullest_tiles(
 
 
 def _phase_bytes(own: Sequence[tuple[StageCost, int]], tiles: int) -> np.ndarray:
-    """Return bytes of each tile if stages run one after the other and others are off chip.
+    """Return the bytes of each tile if stages run one after the other and the weights of the others are off chip.
 
     The code of all stages stays on the tiles. The result has the shape [num_tiles].
     """
@@ -282,7 +282,7 @@ class TooFewMicroBatchesError(ValueError):
 def _require_enough(planned: Pipeline) -> None:
     """Raise if training has fewer micro-batches than the pipeline needs to fill.
 
-    In lock-step, a micro-batch takes twice the number of stages less one turns. PopTorch demands as many micro-batches
+    In lock-step, a micro-batch takes 2 * stages - 1 turns. PopTorch demands as many micro-batches
     for each update (its user guide: "the number of pipeline stages (forward and backward)").
     """
     stages, count = num_pipeline_stages(planned), planned.micro_batches

@@ -113,7 +113,7 @@ class Joiner:
         return {given: self._region(v) for given, v in self._graph.inputs.items()}
 
     def result_places(self) -> tuple[tuple[str, np.ndarray], ...]:
-        """Return the stream of each result, with the result's elements in it."""
+        """Return the stream of each result, and the elements of the result in the stream."""
         return tuple((f"result:{region.variable}", region.elements) for region in self._results())
 
     def micro_batch(self) -> None:

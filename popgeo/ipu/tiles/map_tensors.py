@@ -19,12 +19,12 @@ def map_storages(
 ) -> dict[int, TileMapping]:
     """Return a mapping for each storage; a view has the mapping of its base.
 
-    A result lies where its operation's plan leaves it, a result by element where its most spread operand lies, and an
-    input where the plan that reads it first wants it. All other storages are linear with a grain of 128 bytes.
+    A result is on the tiles of its operation's plan, an element-wise result on the tiles of its most spread operand,
+    and an input on the tiles of the first plan that reads it. All other storages are linear with a grain of 128 bytes.
 
     Args:
         graph: The captured program.
-        plans: Plans of its operations, in order; without plans each storage lies linearly.
+        plans: Plans of its operations, in order; without plans each storage is mapped linearly.
         tiles: Number of tiles.
         given: Mappings of storages that have a place.
 
@@ -73,9 +73,9 @@ def storage_sizes(graph: OpGraph) -> dict[int, tuple[int, int]]:
 def _wanted(graph: OpGraph, op: Op, plan: Plan, tiles: int) -> dict[int, TileMapping | None]:
     """Return the mappings that a plan assumes for the operands of an operation, by value.
 
-    Each block of a product's left matrix is spread over the tiles that share the block. A table lies in the blocks that
-    a gather's tiles look up in, and summands lie in the parts that a scatter-add's tiles add, unless several tiles
-    share these. Matrices that many tiles share, such as weights, lie linearly.
+    Each block of a product's left matrix is spread over the tiles that share the block. A table is stored in
+    the blocks of a gather's tiles, and summands in the parts of a scatter-add's tiles, unless several tiles share them.
+    Matrices that many tiles share, such as weights, are mapped linearly.
     """
     split = plan.split
     if {"rows", "contraction", "columns"} <= split.keys():

@@ -96,7 +96,7 @@ def memory(
 def code_of(costs: Sequence[OpCost], tiles: int) -> dict[str, np.ndarray]:
     """Return the bytes of vertices, their code, control program, exchange code and stacks on each tile.
 
-    The code of a vertex type is there once. Operations of the same kind, shapes and plan share vertices, control and
+    A tile has the code of a vertex type once. Operations of the same kind, shapes and plan share vertices, control and
     exchange code: PopART's outlining (on by default) makes functions of repeated layers. Each further use is one call.
     """
     state, control, exchange = (np.zeros(tiles, np.int64) for _ in range(3))

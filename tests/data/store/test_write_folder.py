@@ -237,7 +237,7 @@ def test_a_folder_of_a_users_own_is_left_as_it_is(folder: Path, name: str):
     held = folder.with_name("store.part") / name
     held.parent.mkdir(parents=True)
     held.write_text("years of work")
-    with pytest.raises(ValueError, match=r"store\.part holds .*Move the folder"):
+    with pytest.raises(ValueError, match=r"store\.part contains .*Move the folder"):
         write(GRAPHS, folder, progress_bar=False)
     assert held.read_text() == "years of work"
     assert os.listdir(folder.parent) == ["store.part"]

@@ -42,7 +42,7 @@ def test_every_format_gives_the_rows_asked_for(tmp_path):
             assert np.array_equal(features.get_tensor(group_name=None, attr_name="x", index=index), X[rows])
             assert np.array_equal(features.get_tensor(group_name=None, attr_name="y", index=index), Y[rows])
         assert features.get_tensor_size(group_name=None, attr_name="x") == (60, 3)
-        with pytest.raises(ValueError, match=r"holds 60; indices must be in 0 \.\.\. 59"):
+        with pytest.raises(ValueError, match=r"contains 60; indices must be in 0 \.\.\. 59"):
             features.get_tensor(group_name=None, attr_name="x", index=torch.tensor([60]))
 
 

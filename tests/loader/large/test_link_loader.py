@@ -120,7 +120,7 @@ def test_sizes_are_measured_where_none_are_given():
     ("choices", "message"),
     [
         ({"fixed_size_options": FixedSizeOptions(31, 240)}, "up to 60 seeds, .* room for 30"),
-        ({"edge_label_index": torch.tensor([[0], [60]])}, r"edge_label_index\[1\] holds 60; .* 0 ... 59"),
+        ({"edge_label_index": torch.tensor([[0], [60]])}, r"edge_label_index\[1\] contains 60; .* 0 ... 59"),
         ({"edge_label_index": torch.zeros(3, 4)}, "pass integers"),
         ({"edge_label": torch.ones(3)}, "for 240 edges"),
         ({"edge_label": torch.zeros(240), "neg_sampling": "binary"}, "edge_label holds 0"),

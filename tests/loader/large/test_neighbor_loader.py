@@ -317,8 +317,8 @@ def test_a_graph_without_edges():
     ("choices", "message"),
     [
         ({"fixed_size_options": FixedSizeOptions(8, 9)}, "has up to 8 seeds, .* room for 7 .* Raise it to 9"),
-        ({"input_nodes": torch.tensor([60])}, "input_nodes holds 60; indices must be in 0 ... 59"),
-        ({"input_nodes": torch.tensor([-1])}, "input_nodes holds -1"),
+        ({"input_nodes": torch.tensor([60])}, "input_nodes contains 60; indices must be in 0 ... 59"),
+        ({"input_nodes": torch.tensor([-1])}, "input_nodes contains -1"),
         ({"input_nodes": torch.ones(5, dtype=torch.bool)}, r"mask input_nodes has shape \(5,\)"),
         ({"input_nodes": torch.ones(2)}, "pass numbers or a mask"),
         ({"over_size_strategy": "Skip"}, "Skip cannot leave a batch of seeds out"),

@@ -191,6 +191,6 @@ def _count(state: dict[str, Any]) -> float:
 
 
 def _mean(state: dict[str, Any], key: str, new: Tensor, weight: float) -> Tensor:
-    """Update a running mean in a state, where the old mean has this weight, and return it."""
+    """Update a running mean in a state, with a given weight of the old mean, and return the mean."""
     mean = state.setdefault(key, torch.zeros_like(new))
     return mean.copy_(mean * weight + new * (1 - weight))

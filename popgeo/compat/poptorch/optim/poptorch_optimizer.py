@@ -178,7 +178,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
         return {"ipu_state": state, "ipu_param": settings, **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load state without conversion to the types of the weights, which torch's own method makes.
+        """Load state without a conversion to the types of the weights, unlike torch's own method.
 
         The values of an `ipu_state` take precedence. Settings come from `param_groups`, not from `ipu_param`.
         """

@@ -70,7 +70,7 @@ class Builder:
         self.steps = outside
 
     def compute(self, name: str, vertices: Iterable[Vertex]) -> None:
-        """Add a compute set, after an exchange that brings the elements that its tiles read and do not hold."""
+        """Add a compute set, and before it an exchange of the elements that its tiles read but do not hold."""
         made = tuple(vertices)
         transfers = tuple(self._transfers(made))
         if transfers:
@@ -128,7 +128,7 @@ class Scope:
         return region_of(self.graph, self._places, v)
 
     def partials(self, out: Region | None, dtype: torch.dtype, holders: np.ndarray) -> Region:
-        """Return a region of parts at tiles [parts, ...]; `out` itself if it is the only part and lies there."""
+        """Return a region of parts on tiles [parts, ...]; `out` itself if it is the only part and on these tiles."""
         if out is not None and len(holders) == 1 and (self.builder.holders(out) == holders[0]).all():
             return Region(variable=out.variable, elements=out.elements[None])
         return self.builder.partial(self.label, dtype, holders)

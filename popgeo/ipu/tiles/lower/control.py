@@ -1,4 +1,4 @@
-"""Lowers loops, as repeats of the steps of their body, and branches, as both bodies and a choice by element."""
+"""Lowers loops, as repeats of the steps of their body, and branches, as both bodies and an element-wise choice."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,7 +64,7 @@ def lowering_of(op: Op, add_graph: AddGraph) -> Lowering:
 
 
 def _own(scope: Scope, body: OpGraph, given: Sequence[Ref]) -> list[Region]:
-    """Return memory for a body's own inputs, with their initial content; it keeps its content from turn to turn."""
+    """Return memory for a body's changing inputs, with their initial content; it keeps its content between turns."""
     builder, places = scope.builder, []
     for ref, v in zip(given, body.inputs.values(), strict=False):
         value = scope.region(ref.value)

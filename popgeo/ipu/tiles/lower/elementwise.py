@@ -1,4 +1,4 @@
-"""Lowers operations by element: each tile computes the elements of the result that it holds."""
+"""Lowers element-wise operations: each tile computes the elements of the result that it holds."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ NUMBERS = "numbers"
 
 
 def lowering_of(scope: Scope, op: Op) -> Lowering | None:
-    """Return the lowering of an operation by element; None if its operands do not broadcast to the result."""
+    """Return the lowering of an element-wise operation; None if its operands do not broadcast to the result."""
     if len(op.outputs) != 1 or op.outputs[0] is None or not op.reads():
         return None
     shape = scope.graph.values[op.outputs[0]].shape
@@ -34,7 +34,7 @@ def _lower(scope: Scope, op: Op) -> None:
 
 
 def operands(scope: Scope, op: Op) -> tuple[list[Region], tuple[Any, ...], dict[str, Any]]:
-    """Return the regions that an operation reads, and its arguments with `Operand` and `Scalar` for them."""
+    """Return the regions that an operation reads, and its arguments with an `Operand` or `Scalar` for each region."""
     reads: list[Region] = []
 
     def place(v: int) -> Operand:

@@ -1,7 +1,7 @@
-"""Lowers gathers of rows that an index names; the transfers never depend on the index.
+"""Lowers gathers of indexed rows; the transfers never depend on the index.
 
-Each block of the table answers the lookups of its part that are in its rows. An exchange of fixed size brings the
-answers together, and a second step selects the answers of the right block.
+Each block of the table answers the lookups of its part that are in its rows. An exchange of fixed size collects the
+answers, and a second step selects the answers of the right block.
 """
 
 import itertools

@@ -87,7 +87,7 @@ def in_parts(
 
 
 def by_rows(scope: Scope, op: Op, whole: Collection[int] = (), summed: Collection[int] = ()) -> None:
-    """Add a compute set; each tile takes some rows of the operands, such as samples of pictures.
+    """Add a compute set; each tile takes some rows of the operands, such as samples of images.
 
     Args:
         scope: The scope of the operation.
@@ -103,7 +103,7 @@ def by_rows(scope: Scope, op: Op, whole: Collection[int] = (), summed: Collectio
 
 
 def _for_rows(op: Op, arguments: tuple[Any, ...], rows: int) -> tuple[Any, ...]:
-    """Return the arguments of a vertex; the gradient of an enlarged picture needs its number of samples."""
+    """Return the arguments of a vertex; the gradient of an upsampling needs its number of samples."""
     if not (op.target.startswith("aten.upsample") and "_backward" in op.target):
         return arguments
     return (*arguments[:2], [rows, *op.args[2][1:]], *arguments[3:])

@@ -60,7 +60,7 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
 
 
 def _as_torch_describes(scope: Scope, op: Op) -> Lowering | None:
-    """Return the lowering of an operation outside of the table: a copy of a view, or by element."""
+    """Return the lowering of an operation outside of the table: a copy of a view, or an element-wise lowering."""
     described = overload(op.target)
     returns = described._schema.returns  # type: ignore[attr-defined]
     if [item.alias_info is not None and not item.alias_info.is_write for item in returns] == [True]:

@@ -1,4 +1,4 @@
-"""Lowers windows of pictures: a tile takes samples, which are independent of each other."""
+"""Lowers pooling of images: a tile takes samples, which are independent of each other."""
 
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.tiles.lower.builder import Scope

@@ -43,7 +43,7 @@ def lower_reduce(scope: Scope, op: Op) -> None:
 def combine(
     scope: Scope, out: Region, source: Region, places: np.ndarray, how: str, scale: float | None = None
 ) -> None:
-    """Reduce elements into places, first on each tile with several elements of the same place.
+    """Reduce elements that have the same place in the result, first on each tile, then between tiles.
 
     Args:
         scope: The operation to lower, with its operands.

@@ -1,4 +1,4 @@
-"""Rows of a table: their division over the tiles, and the rows that an operation names.
+"""Rows of a table: their division over the tiles, and the rows that an operation indexes.
 
 A table is cut into blocks of rows and columns, the lookups into parts. The transfers never depend on the index.
 """
@@ -42,7 +42,7 @@ def row_index(scope: Scope, op: Op) -> Region:
 
 
 def names_rows(scope: Scope, op: Op) -> bool:
-    """Check whether an index of elements names whole rows: it is expanded over the other dimensions and covers them."""
+    """Check whether an index of elements selects whole rows: it covers the other dimensions by expansion."""
     index = scope.graph.values[op.args[2].value]
     if not index.shape:
         return False
@@ -54,7 +54,7 @@ def names_rows(scope: Scope, op: Op) -> bool:
 
 
 def one_index(scope: Scope, op: Op) -> bool:
-    """Check whether a single integer index names slices along one dimension."""
+    """Check whether a single integer index selects slices along one dimension."""
     given = [index for index in op.args[1] if index is not None]
     if len(given) != 1 or not isinstance(given[0], Ref) or op.args[1][-1] is None:
         return False

@@ -1,4 +1,4 @@
-"""Lowers sorts and other operations along dimensions: each slice by itself."""
+"""Lowers sorts and other operations along dimensions: a tile computes whole slices."""
 
 import math
 from typing import Any
