@@ -226,9 +226,9 @@ def as_page(found: dict[str, list[tuple[str, str]]]) -> str:
     tried = [name for name in found if name not in kinds.get("no reference", [])]
     compiled = len(kinds.get("equal", [])) + len(kinds.get("in part", []))
     text = f"Of {len(tried)} layers, functions and models {compiled} compile, each equal to eager PyTorch.\n"
-    text += "\nAll that was tried: " + _names(kinds.get("equal", [])) + ".\n"
+    text += "\nThese compile in every tested form: " + _names(kinds.get("equal", [])) + ".\n"
     for kind, says in (("in part", "compiles in part"), ("refused", "does not compile")):
-        text += f"\n| {says} | what was refused | what to do |\n|---|---|---|\n"
+        text += f"\n| {says} | rejected form | remedy |\n|---|---|---|\n"
         for name in kinds.get(kind, []):
             for line, result in found[name]:
                 if result != "equal":
@@ -236,7 +236,7 @@ def as_page(found: dict[str, list[tuple[str, str]]]) -> str:
                         r"\S*site-packages/", "", result.partition(": ")[2]
                     )
                     text += f"| `{name}` | `{line.replace('|', 'of')}` | {remedy.rstrip('.')} |\n"
-    return text + "\nWithout a library that this was made without: " + _names(kinds.get("no reference", [])) + ".\n"
+    return text + "\nNot tested, because they need a library that was not installed: " + _names(kinds.get("no reference", [])) + ".\n"
 
 
 def _names(names: list[str]) -> str:
