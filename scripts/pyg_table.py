@@ -236,7 +236,12 @@ def as_page(found: dict[str, list[tuple[str, str]]]) -> str:
                         r"\S*site-packages/", "", result.partition(": ")[2]
                     )
                     text += f"| `{name}` | `{line.replace('|', 'of')}` | {remedy.rstrip('.')} |\n"
-    return text + "\nNot tested, because they need a library that was not installed: " + _names(kinds.get("no reference", [])) + ".\n"
+    return (
+        text
+        + "\nNot tested, because they need a library that was not installed: "
+        + _names(kinds.get("no reference", []))
+        + ".\n"
+    )
 
 
 def _names(names: list[str]) -> str:
