@@ -17,6 +17,7 @@ RENAMED = {
     "popgeo.loader.LoaderChoices": ("popgeo.loader.EpochChoices", "0.3"),
     "popgeo.nn.Calculator": ("popgeo.deploy.Calculator", "0.3"),
     "popgeo.nn.EmbeddingCut": ("popgeo.nn.Cut", "0.3"),
+    "popgeo.nn.Side": ("popgeo.nn.TripleEnd", "0.3"),
 }
 _IMPORT = re.compile(r"^ *from (\S+) import (\w+) as \2$", flags=re.MULTILINE)
 

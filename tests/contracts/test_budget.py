@@ -25,15 +25,15 @@ PLACES = {
 }
 # Round numbers, about 2 % above the present counts, so that a guest can add a model or an operation.
 BUDGETS = {
-    "core": 32_300,
-    "compat": 3_270,
-    "systems": 2_180,
-    "models": 1_500,
-    "reach": 3_400,
-    "kit": 2_070,
-    "train": 830,
+    "core": 37_800,
+    "compat": 3_420,
+    "systems": 2_190,
+    "models": 1_570,
+    "reach": 3_470,
+    "kit": 2_080,
+    "train": 870,
 }
-ALL = 45_500
+ALL = 51_400
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 350, 40
 # An operation's cost and its lowering are found by one name.
