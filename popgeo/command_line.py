@@ -26,7 +26,8 @@ class DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """A help formatter that adds the default of each option with a default."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        has_one = action.default is not None and action.default is not False and action.default != []
+        is_flag = action.nargs == 0 or action.default is False
+        has_one = not is_flag and action.default is not None and action.default != []
         return super()._get_help_string(action) if has_one else action.help
 
 

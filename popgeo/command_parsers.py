@@ -18,14 +18,14 @@ def demo(arguments: Sequence[str], version: str = "") -> argparse.Namespace:
     parser = OneLineParser(
         prog="popgeo",
         usage="popgeo [demo] [options] | popgeo convert | info | train | compare | predict | report ...",
-        description="Trains SchNet on the HOMO-LUMO gap of small molecules, on fixed-size batches, through the "
-        "simulated IPU executor; shows how it went; writes pictures, figures, the executor's report, the weights. "
-        "The other commands, each with --help: popgeo convert writes datasets to disk, popgeo info prints the content "
-        "of a store, a run or a model, or without one whether the compiled kernels are in use, popgeo train makes a "
-        "force field, popgeo compare puts runs next to each other, popgeo predict uses a model, popgeo report prints "
-        "a report.",
+        description="The demo trains SchNet on the HOMO-LUMO gap of small molecules, with batches of fixed size and "
+        "the simulated IPU. It prints errors, and writes figures, predictions, weights and a report. The other "
+        "commands, each with --help: popgeo convert writes a dataset to disk; popgeo info prints the content of a "
+        "store, a run or a model, or, without an argument, whether the compiled kernels are in use; popgeo train "
+        "trains a force field; popgeo compare compares runs of popgeo train; popgeo predict computes the results of "
+        "a model; popgeo report prints a report of the simulated IPU.",
         epilog="python -m popgeo is the same command.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=DefaultsFormatter,
     )
     parser.add_argument("--version", action="version", version=f"popgeo {version}")
     own: dict[str, Any] = {"dataset": {"choices": ["molecules", "qm9"]}, "limit": {"type": at_least(10, int)}}
@@ -37,7 +37,7 @@ def convert(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of `popgeo convert`."""
     parser = OneLineParser(
         prog="popgeo convert",
-        description="Writes a dataset to a folder, as a store that FlatStore.open maps into memory.",
+        description="Writes a dataset to a folder, as a store that FlatStore.open opens without reading all of it.",
     )
     add_options(parser, _PACKAGE / "convert" / "convert_options.csv")
     _add_source(parser)
@@ -48,9 +48,9 @@ def info(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of `popgeo info`."""
     parser = OneLineParser(
         prog="popgeo info",
-        description="Prints the content of a store, good sizes of its batches, and probable faults of structures; or "
-        "the results of a run of popgeo train, or what a model.pt was trained on. "
-        "Without a path: the versions that run here, and whether popgeo's compiled kernels are in use.",
+        description="Prints the content of a store or a file of structures, good sizes of batches, and probable "
+        "faults; or the results of a run of popgeo train; or the settings of a model.pt. Without a path it prints "
+        "the installed versions, and whether popgeo's compiled kernels are in use.",
     )
     own: dict[str, Any] = {"store": {"type": Path, "nargs": "?"}, "graphs": {"type": int}}
     add_options(parser, _PACKAGE / "info_options.csv", own)
@@ -68,7 +68,8 @@ def report(arguments: Sequence[str]) -> argparse.Namespace:
 def predict(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of `popgeo predict`."""
     parser = OneLineParser(
-        prog="popgeo predict", description="Writes a model's results for graphs of any sizes, in the graphs' order."
+        prog="popgeo predict",
+        description="Writes the results of a model for graphs of any sizes, in the order of the graphs.",
     )
     own: dict[str, Any] = {"needed": {"type": Path, "required": True}}
     add_options(parser, _PACKAGE / "deploy" / "predict_options.csv", own)
@@ -80,11 +81,13 @@ def compare(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of `popgeo compare`."""
     parser = OneLineParser(
         prog="popgeo compare",
-        description="Prints a table of runs of popgeo train: their errors, and the settings in which they differ; "
-        "draws their losses in one picture.",
+        description="Prints a table of runs of popgeo train with their errors and the settings that differ, and draws "
+        "their losses in one picture.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders that popgeo train has written")
-    parser.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture (default: compare.png)")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs of popgeo train")
+    parser.add_argument(
+        "--out", type=Path, default=Path("compare.png"), help="file for the picture (default: compare.png)"
+    )
     return parser.parse_args(arguments)
 
 
@@ -103,10 +106,10 @@ def train_parser() -> argparse.ArgumentParser:
     """Return the parser of `popgeo train`."""
     parser = OneLineParser(
         prog="popgeo train",
-        description="Trains a force field on energies, forces and stress of structures, as one compiled step on "
-        "batches of fixed size; writes the weights, a log, tables of errors and a picture of parity. Energies are in "
-        "eV, lengths in angstrom, as in ASE. Options may be written with _ for -.",
-        epilog="Ctrl-C stops after the batch and keeps what was reached; --resume continues as if it had not happened.",
+        description="Trains a force field on energies, forces and stress of structures, with a compiled step and "
+        "batches of fixed size. Writes the weights, a log, tables of errors, and a picture of predictions over labels. "
+        "Energies are in eV, lengths in angstrom, as in ASE. In the names of options you may write _ instead of -.",
+        epilog="Ctrl-C stops after the current batch and saves the run; --resume continues it without any difference.",
         formatter_class=DefaultsFormatter,
     )
     choices = {"model": MODEL_NAMES, "loss": LOSS_NAMES, "dtype": ("float32", "float64")}

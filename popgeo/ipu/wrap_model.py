@@ -32,18 +32,19 @@ def training_model(
     Args:
         model: The model, whose parameters and buffers are trained in place. The step keeps the model's present mode,
             `model.train()` or `model.eval()`.
-        options: Device iterations, accumulation, replicas and returned results. Default: `Options()`.
+        options: Number of steps in a call, gradient accumulation, replicas, returned results, and the machine that
+            the report is for; see `Options`. Default: `Options()`, one step per call.
         optimizer: Any optimizer of `torch.optim` without a closure, over parameters of the model. Schedulers may change
             it between calls. Default: SGD with a rate of 0.01.
         learning_rate: A function from the number of an update, counted from 0, to its learning rate. Default: the
             optimizer's own rate.
 
     Returns:
-        A compiled step; call it like `model`.
+        A compiled step. Call it with the model's arguments, or with a batch, which fills the arguments by name.
 
     Raises:
-        ValueError: the model is wrapped already, the options name no machine, or, at the first call, the optimizer
-            holds none of the model's parameters.
+        ValueError: the model is a compiled step; the options are `StepOptions`, which have no machine; or, at the first
+            call, the optimizer has no parameter of the model.
 
     Example:
         >>> class Line(nn.Module):
@@ -74,13 +75,14 @@ def inference_model(model: nn.Module, options: Options | None = None) -> Compile
     Args:
         model: The model. The step shares its parameters, so it sees each update of a training model of the same
             module. The step keeps the model's present mode, `model.train()` or `model.eval()`.
-        options: Device iterations, replicas and returned results. Default: `Options()`.
+        options: Number of batches in a call, replicas, returned results, and the machine that the report is for; see
+            `Options`. Default: `Options()`, one batch per call.
 
     Returns:
-        A compiled step; call it like `model`.
+        A compiled step. Call it with the model's arguments, or with a batch, which fills the arguments by name.
 
     Raises:
-        ValueError: the options name no machine, or ask for gradient accumulation.
+        ValueError: the options are `StepOptions`, which have no machine, or have gradient accumulation.
 
     Example:
         >>> linear = nn.Linear(3, 2).eval()

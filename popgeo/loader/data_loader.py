@@ -35,24 +35,27 @@ class FixedSizeDataLoader(EpochLoader):
         dataset: An `InMemoryDataset` (also indexed, shuffled or split), a list of `Data` or `HeteroData`, a `Subset`
             or `ConcatDataset` of them, or a `FlatStore`. These are read when the loader is made: later assignments to
             their graphs do not reach the batches. Any other dataset of graphs works too, but more slowly: it is read
-            once more if batches depend on the sizes of its graphs.
+            one additional time if batches depend on the sizes of its graphs.
         batch_size: Graphs of a batch, the padding graph included, as in PopTorch Geometric: with `PadToMax` a batch has
             `batch_size - 1` real graphs. It must equal `fixed_size_options.num_graphs`.
         shuffle: Whether each epoch has a random order, given by `seed` and the number of the epoch.
         fixed_size_options: Sizes of a batch. Default: `FixedSizeOptions.from_dataset(dataset, batch_size)`.
         fixed_size_strategy: How graphs are grouped into batches: a `FixedSizeStrategy`, or any function
             `(sizes, budget, *, generator) -> Packs` such as those in `popgeo.packing`.
-        over_size_strategy: Treatment of graphs that do not fit.
-        add_pad_masks: Whether batches carry masks.
-        follow_batch: Attributes to add an assignment vector for.
-        exclude_keys: Attributes to leave out.
-        options: Number of batches in one item, or an object that has it; see `EpochChoices`.
-        num_nodes: Nodes of a batch, in place of `fixed_size_options`; with `num_edges` and `batch_size`.
-        num_edges: Edges of a batch, with `num_nodes`.
-        seed: Number that decides every order, together with the number of the epoch; see `EpochChoices`.
+        over_size_strategy: Treatment of graphs that do not fit, an `OverSizeStrategy` or its name: Error, Skip (leave
+            them out), or TrimNodes, TrimEdges, TrimNodesAndEdges (remove random parts of them).
+        add_pad_masks: Whether batches contain `nodes_mask`, `edges_mask` and `graphs_mask`.
+        follow_batch: Names of attributes for which a batch also contains `NAME_batch`, the graph of each row.
+        exclude_keys: Names of attributes that batches leave out.
+        options: Number of batches that are joined into one item, or `popgeo.Options`, which determine the number; see
+            `EpochChoices`. Default: 1.
+        num_nodes: Nodes of a batch. Pass it with `num_edges` and `batch_size` instead of `fixed_size_options`.
+        num_edges: Edges of a batch; pass it with `num_nodes`.
+        seed: Number that determines the order of each epoch. Default: drawn from torch's generator; see
+            `EpochChoices`.
         protect: Name of a boolean node attribute, True for nodes that trimming must keep.
-        shuffle_bytes: Bytes of graphs among which a store on disk is shuffled, so that it is read in stretches. A
-            smaller store is shuffled as a whole. See `popgeo.loader.chunk_order`.
+        shuffle_bytes: Bytes of graphs that are shuffled together if the dataset is a larger store on disk, so that the
+            disk is read in long sequences. A smaller store is shuffled as a whole. See `popgeo.loader.chunk_order`.
         progress_bar: Whether to show a bar if a first pass over the dataset lasts longer than a second. Default: at a
             terminal and in notebooks.
         kwargs: Further arguments; `EpochChoices` and `LayoutChoices` explain those that are not torch's.

@@ -167,7 +167,7 @@ def test_what_lets_chosen_rows_meet_is_refused_where_they_were_chosen(name):
         return leaks(x.requires_grad_(), edges)[name]()
 
     with pytest.raises(
-        DynamicShapeError, match=r"remove_self_loops\(edges\).*scatter alone, or take .*RemoveSelfLoops"
+        DynamicShapeError, match=r"remove_self_loops\(edges\).*only with .*scatter, or apply .*RemoveSelfLoops"
     ):
         compile(function, [X.float(), NONE])
     assert len(check_static(function, X.float(), NONE)) == 1

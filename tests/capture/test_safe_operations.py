@@ -75,5 +75,5 @@ def test_a_program_with_indices_that_no_forward_operation_checked_is_refused(nam
     module = {"signature": {"input_specs": [], "output_specs": []}, "graph": graph}
     entries = {f"data/{kind}/x_{kind}_config.json": b'{"config": {}}' for kind in ("weights", "constants")}
     entries["models/x.json"] = json.dumps({"range_constraints": {}, "graph_module": module}).encode()
-    with pytest.raises(ValueError, match="takes indices that nothing has checked"):
+    with pytest.raises(ValueError, match="takes indices that no operation has checked"):
         read_program(entries, "x", {})
