@@ -66,7 +66,7 @@ def names_arguments(made: Callable_) -> Callable_:
             if kinds == (bool,) and not isinstance(value, bool):
                 raise ValueError(f"{owner}.{name} is {value!r}; it must be True or False.")
             is_other = isinstance(value, float | bool | str | None) and type(value) not in kinds
-            if int in kinds and float not in kinds and is_other:
+            if int in kinds and {*kinds} <= {int, type(None)} and is_other:  # other types have checks of their own
                 raise ValueError(f"{owner}.{name} is {value!r}; it must be a whole number.")
         return inner(*args, **kwargs)
 

@@ -46,7 +46,7 @@ def test_what_comes_back_is_like_the_arguments_of_that_call(door):
 @pytest.mark.parametrize(
     ("door", "remedy"),
     [
-        ("model", r"give it what it was compiled for, or call reset\(\)"),
+        ("model", r"pass arguments of these shapes, or call reset\(\)"),
         ("function", "and compile again"),
         ("tiles", "and compile again"),
     ],

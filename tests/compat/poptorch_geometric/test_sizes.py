@@ -42,7 +42,7 @@ def test_sizes_per_type_are_given_in_place():
 def test_a_batch_needs_a_real_and_a_padding_graph():
     with pytest.raises(ValueError, match="The number of graphs in the batch must be at least 2"):
         FixedSizeOptions(num_nodes=5, num_graphs=1)
-    with pytest.raises(ValueError, match="it must be 2 or more"):
+    with pytest.raises(ValueError, match="so pass 2 or more"):
         FixedSizeOptions.from_dataset(paths(2, 3), batch_size=1)
 
 

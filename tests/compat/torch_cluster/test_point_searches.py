@@ -43,7 +43,7 @@ def test_nothing_is_picked_in_a_graph_without_points():
 
 def test_a_compiled_search_for_farthest_points_asks_for_pointers():
     search = Calls(lambda points, clouds: torch_cluster.fps(points, clouds, 0.5, random_start=False))
-    with pytest.raises(poptorch.Error, match="pass ptr=, where each graph starts"):
+    with pytest.raises(poptorch.Error, match="pass ptr= instead of batch: a list"):
         poptorch.inferenceModel(search)(POINTS, CLOUDS)
 
 

@@ -104,7 +104,7 @@ def test_one_ipu_holds_all_shards_unless_there_are_more():
     assert "[2, 8, 16]" in "".join(cost.shapes for cost in two.costs)
     eight = estimate(Mlp(16, 4), torch.empty(8, 16), replace(BOW, num_ipus=8))
     assert (eight.shards, eight.target.num_ipus) == (4, 2)
-    with pytest.raises(ValueError, match=r"lies in 4 shards, and IpuTarget\.num_ipus is 3"):
+    with pytest.raises(ValueError, match=r"has 4 shards, and IpuTarget\.num_ipus is 3"):
         estimate(Mlp(16, 4), torch.empty(8, 16), replace(BOW, num_ipus=3))
     with pytest.raises(ValueError, match=r"different numbers of shards, 1\.down in 2 and 0\.down in 4"):
         estimate(nn.Sequential(Mlp(16, 4), Mlp(16, 2)), torch.empty(8, 16), BOARD)
