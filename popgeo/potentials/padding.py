@@ -60,12 +60,12 @@ class StructureSizes(FixedSizeOptions):
     """
 
     def limits(self, axes: Sequence[Axis]) -> np.ndarray:
-        """Return the limit of the real structures of a batch along each axis."""
+        """Return the largest total size of a batch's real structures along each axis."""
         return super().limits(axes) - np.array([(axis.level is Level.NODE) * (self.num_graphs - 2) for axis in axes])
 
 
 class Structures(Dataset[Data]):
-    """A dataset of a framework's items as graphs with the names of this page, made at each access.
+    """A dataset that converts a framework's items to graphs with the attribute names of this module at each access.
 
     Args:
         items: Items of the framework, by index.
@@ -112,12 +112,12 @@ class PotentialArguments(GraphLoaderArguments, total=False):
 
 @loader_class
 class PotentialLoader(FixedSizeDataLoader):
-    """A loader of structures in a framework's own batches, all of one shape, with padding as this page describes.
+    """A loader of structures in a framework's own batches, all of one shape, padded as this module describes.
 
     Order, ranks, workers, `set_epoch` and `state_dict` are those of `FixedSizeDataLoader`.
 
     Args:
-        structures: Graphs with the names of this page.
+        structures: Graphs with the attribute names of this module.
         as_batch: Makes the framework's batch from a batch that keeps the contract.
         cutoff: Cutoff of the model, the longest real edge.
         species: Species of padding atoms, which the model must know.
@@ -168,7 +168,7 @@ class PotentialLoader(FixedSizeDataLoader):
 
 
 def _measured(structures: Any, batch_size: int, strategy: FixedSizeStrategy | Packing) -> FixedSizeOptions:
-    """Return sizes that hold any `batch_size - 1` structures for `PadToMax`, else sizes with the least padding."""
+    """Return sizes that fit any `batch_size - 1` structures for `PadToMax`, else sizes with the least padding."""
     if strategy is FixedSizeStrategy.PadToMax:
         sizes = FixedSizeOptions.from_dataset(structures, batch_size)
     else:
@@ -178,7 +178,7 @@ def _measured(structures: Any, batch_size: int, strategy: FixedSizeStrategy | Pa
 
 
 def with_safe_padding(batch: Batch, cell_length: float) -> Batch:
-    """Give every padding structure of a batch an atom and a cell, in place, and return the batch.
+    """Add an atom and a cell to every padding structure of a batch in place, and return the batch.
 
     Args:
         batch: Batch of `FixedSizeDataLoader`: one padding structure has all padding atoms.
@@ -201,7 +201,7 @@ def with_safe_padding(batch: Batch, cell_length: float) -> Batch:
 
 
 def mean_over_real(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over real rows; padding may hold anything, even NaN.
+    """Return the mean over real rows. Padding may have any values, even NaN.
 
     Args:
         values: Values of all slots. [number of slots, ...]
