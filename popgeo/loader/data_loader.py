@@ -1,4 +1,4 @@
-"""The loader of many graphs: an iterable of PyG batches of one shape."""
+"""The loader of a dataset of graphs, which yields PyG batches of one shape."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -143,7 +143,7 @@ class FixedSizeDataLoader(EpochLoader):
         return len(self.plan().skipped)
 
     def filling(self) -> pd.DataFrame:
-        """Compute how full the batches of the coming epoch are.
+        """Compute how full the batches of the next epoch are.
 
         A dataset that is not in memory, and has not been measured yet, is read once for this.
 

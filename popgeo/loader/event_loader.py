@@ -1,4 +1,4 @@
-"""The loader of a stream of events: batches of one shape in the order of time, with negatives."""
+"""The loader of a stream of events, which yields batches of one shape in the order of time, with negatives."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class EventSource(BatchSource):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NonNeighbors:
-    """The possible negatives of each event: nodes that are not its source and that the source does not meet then.
+    """The possible negatives of each event: nodes other than its source, without an event with it at that time.
 
     Args:
         first: The first node that is drawn from.
@@ -102,7 +102,7 @@ class NonNeighbors:
         return cls(first=first, group=group.numpy(), nodes=nodes)
 
     def draw(self, ids: np.ndarray, seed: int) -> Tensor:
-        """Return a random node for each event number, all nodes equally likely, int64 [num_ids]."""
+        """Draw one of the possible negatives uniformly for each event number, int64 [num_ids]."""
         group = self.group[ids]
         ranks = below(
             np.full(len(ids), seed, np.uint64), ids.astype(np.uint64), self.nodes.num_free(group).astype(np.uint64)

@@ -22,7 +22,7 @@ from popgeo.packing import Budget, Packs, totals_of_packs, window
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackChoices:
-    """Choices of how graphs are grouped into batches.
+    """The options for grouping graphs into batches.
 
     Args:
         strategy: Groups the graphs.
@@ -68,7 +68,7 @@ class GraphPacker(StrategyPacker):
         return len(self.opened.sizes)
 
     def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
-        """Return every graph once, in an order that suits the disk if the dataset lies on one."""
+        """Return every graph once, in an order with fast reads if the dataset is on disk."""
         if self.chunk_order is not None and (shuffle or self.strategy is FixedSizeStrategy.Window):
             return self.chunk_order.draw(self.opened.store.rows(np.arange(self.num_items)), generator)
         return super().order(shuffle, generator)
@@ -198,7 +198,7 @@ def _refuse(sizes: np.ndarray, limits: np.ndarray, order: np.ndarray, fits: np.n
 
 
 def equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
-    """Group graphs by equal numbers, and skip each graph that would overflow its batch.
+    """Group equal numbers of graphs into batches, and skip each graph that does not fit its batch.
 
     Args:
         sizes: Sizes of each graph. int64 [num_graphs, num_dimensions]

@@ -1,4 +1,4 @@
-"""Sources that make batches from packs of graphs: from a flat dataset, or graph by graph from any other."""
+"""Sources that make batches from packs of graphs, either from a flat dataset or graph by graph."""
 
 import math
 import warnings
@@ -52,16 +52,16 @@ class BatchSource(ABC):
         """
 
     def expect(self, packs: Packs, start: int) -> None:
-        """Prepare for the batches from number `start` on, which come next."""
+        """Prepare for the next batches, from number `start` on."""
         return
 
     def batches_at_once(self, packs: Packs) -> int:
-        """Return the number of batches to make in one call: many save time, as long as their graphs fit the cache."""
+        """Return the number of batches to make in one call, which is large as long as their graphs fit the cache."""
         return math.ceil(_GRAPHS_AT_ONCE * len(packs) / max(1, packs.num_graphs))
 
 
 class FlatSource(BatchSource):
-    """A source that cuts batches out of a flat dataset, and reads ahead if it lies on disk.
+    """A source that copies batches from a flat dataset, and reads ahead if the dataset is on disk.
 
     Batches to be trimmed are made one by one.
     """
@@ -90,7 +90,7 @@ class FlatSource(BatchSource):
         return grouped(batches, group)
 
     def expect(self, packs: Packs, start: int) -> None:
-        """Read the graphs of coming batches from disk."""
+        """Read the graphs of the next batches from disk."""
         if self._ahead is not None:
             self._ahead.expect(packs, start)
 
@@ -138,7 +138,7 @@ def opened_for(dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -
 
 
 def grouped(batches: "list[Batch]", group: int) -> "list[Batch]":
-    """Join each `group` batches to one item."""
+    """Concatenate each `group` batches to one item."""
     if group == 1:
         return batches
     return [join(batches[i : i + group]) for i in range(0, len(batches), group)]

@@ -1,4 +1,4 @@
-"""The loader of a knowledge graph's triples: equally many slots for each pair of shards, and negatives."""
+"""The loader of a knowledge graph's triples, with negatives and the same number of slots for each pair of shards."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from popgeo.sampling.entity_shards import deal_triples, pair_of
 
 
 class TripleBatch(NamedTuple):
-    """Triples and negatives of one shape; the arguments of `popgeo.nn.ShardedTraining`, in order.
+    """A batch of triples and negatives; its fields are the arguments of `popgeo.nn.ShardedTraining`, in order.
 
     A process gets the part of its `num_local` shards. Rows count within a shard. The rows that a shard looks up for
     other shards are listed under the shard that owns them.
@@ -108,7 +108,7 @@ class TripleSource(BatchSource):
         )
 
     def _negatives(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw the rows that each shard sends to each, and their entities, [num_shards, num_shards, num_negatives]."""
+        """Draw the rows and entities that each shard sends to each shard, [num_shards, num_shards, num_negatives]."""
         num_shards, num_rows = self.shards.entity.shape
         if self.num_negatives is None:
             rows = torch.arange(num_rows).expand(num_shards, num_shards, num_rows).contiguous()
@@ -120,7 +120,7 @@ class TripleSource(BatchSource):
 
 @loader_class
 class TripleLoader(EpochLoader):
-    """A loader of triples in batches of one shape: equally many slots for each pair of shards (arXiv:2211.12281).
+    """A loader of triples in batches of one shape, with equal slots for each pair of shards (arXiv:2211.12281).
 
     Every shard therefore looks up, sends and receives equally much in each step. An epoch has each triple once. Slots
     that a pair cannot fill are masked. All shards contribute equally many negatives. The batches of an epoch follow
