@@ -139,7 +139,7 @@ class FixedSizeDataLoader(EpochLoader):
 
     @property
     def num_skipped(self) -> int:
-        """Number of graphs that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
+        """Number of graphs that `OverSizeStrategy.Skip` leaves out of the current or next epoch."""
         return len(self.plan().skipped)
 
     def filling(self) -> pd.DataFrame:

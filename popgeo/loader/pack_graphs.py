@@ -148,7 +148,7 @@ def pack_epoch(
     Example:
         >>> sizes, budget = np.array([[3, 1], [2, 0], [4, 2]]), Budget(sizes=(9, 9), num_graphs=2)
         >>> pack_epoch(sizes, budget, PackChoices(strategy=FixedSizeStrategy.PadToMax), None, torch.Generator())
-        Packs(3 graphs in 2 packs, 1.5 a pack)
+        Packs(3 graphs in 2 packs, 1.5 per pack)
     """
     strategy, over_size_strategy = choices.strategy, choices.over_size_strategy
     sizes, limits = sizes if order is None else sizes.take(order, axis=0), np.array(budget.sizes)

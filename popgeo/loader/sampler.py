@@ -182,7 +182,7 @@ class EpochSampler:
         return plan
 
     def _in_steps(self, packs: Packs, together: int, key: tuple[int, int], number: int) -> Packs:
-        """Split, drop or reorder batches so that they fill whole steps, of equal cost for all ranks if costs are given."""
+        """Split, drop or reorder batches so that they fill whole steps; if costs are given, balance each step."""
         drops = self.choices.drop_last
         if self.work is None or together == 1:
             return in_whole_steps(packs, together, drops)

@@ -1,4 +1,4 @@
-"""SchNet's and PaiNN's interactions with filters on a grid: from distances to messages in one pass over the edges."""
+"""SchNet's and PaiNN's interactions with filters on a grid, computed in one pass over the edges."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from popgeo.ops.interaction_ops import interact, make_plan
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InteractionPlan:
-    """The edges within the cutoff in the order of their distances, made once for all layers on the same edges.
+    """A plan of the edges within the cutoff, sorted by distance, made once for all layers on the same edges.
 
     A plan belongs to the tensors from which it was made. If `interaction` gets different or changed tensors, it makes a
     new plan.
@@ -52,7 +52,7 @@ class InteractionPlan:
         return cls(tensor=tensor, weights=weights, made_from=made_from, sizes=sizes, cutoff=cutoff)
 
     def is_of(self, src: Tensor, dst: Tensor, r: Tensor, sizes: tuple[int, int, int], cutoff: float) -> bool:
-        """Check whether the plan was made from these tensors, and none of them was changed in place since."""
+        """Check whether the plan was made from these tensors, and no tensor has been changed in place since then."""
         return (sizes, cutoff) == (self.sizes, self.cutoff) and all(
             one is other and _version(one) == version
             for one, (other, version) in zip((src, dst, r), self.made_from, strict=True)
@@ -126,7 +126,7 @@ def interaction(
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Check whether an interaction of these tensors is one operation: float32 or float64, on a processor, no autocast.
+    """Check whether an interaction can run as one operation: float32 or float64, on a CPU, without autocast.
 
     In eager code the processor must have kernels for it; in popgeo's captures the backend decides later. Transforms,
     and dispatch modes of other libraries, see each operation of the definition.

@@ -140,7 +140,7 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def _along_rows(reduce: Callable[[Tensor, Tensor], Tensor], src: Tensor, indptr: Tensor) -> Tensor:
-    """Apply a function of rows [num_rows, channels] and pointers to the dimension of the pointers."""
+    """Apply a function of rows [num_rows, channels] and pointers along the pointers' dimension."""
     dim = indptr.dim() - 1
     if dim == 0 and src.dim() == 2:
         return reduce(src, indptr)

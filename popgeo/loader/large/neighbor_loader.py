@@ -27,7 +27,7 @@ _REFUSED = {
 
 
 class NeighborArguments(GraphLoaderArguments, total=False):
-    """Keyword arguments of loaders of seeds: `GraphLoaderArguments` and arguments of PyG's `NeighborLoader`.
+    """Keyword arguments of seed loaders: `GraphLoaderArguments` and arguments of PyG's `NeighborLoader`.
 
     By default `fixed_size_options` are measured on sampled batches. `over_size_strategy` is Error or a strategy that
     trims. Of PyG's arguments, `is_sorted` and `filter_per_worker` change nothing; the last three are refused with a
@@ -78,7 +78,7 @@ class Neighborhood:
     def around(
         self, seeds: Mapping[StoreKey, Tensor], times: Mapping[StoreKey, Tensor] | None, labels: Any, seed: int
     ) -> Subgraph:
-        """Return the seeds and their sampled neighbors."""
+        """Return the subgraph of the seeds and their sampled neighbors."""
         of_types: Any = {key or "": nodes for key, nodes in seeds.items()}
         seed_time: Any = None if times is None else {key or "": time for key, time in times.items()}
         sample = sample_neighbors(self.graphs, of_types, self.num_neighbors, seed_time=seed_time, seed=seed, **self.how)

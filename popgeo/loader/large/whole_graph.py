@@ -1,4 +1,4 @@
-"""A large graph as a flat dataset of one graph, without copies; and the seeds of its loaders."""
+"""Opening a large graph as a flat dataset of one graph without copies, and reading of seeds."""
 
 import copy
 import warnings

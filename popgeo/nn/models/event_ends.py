@@ -1,4 +1,4 @@
-"""The ends of a batch of events, node by node, and the tables of fixed size that remember them."""
+"""The ends of a batch of events, and tables of fixed size that store the last events of each node."""
 
 from dataclasses import dataclass
 
@@ -72,7 +72,7 @@ class EventEnds:
         )
 
     def write(self, table: Tensor, row: Tensor, value: Tensor) -> None:
-        """Write one row of a table for each end, in place; ends with the same row must have the same value.
+        """Write each end's value to its row of a table, in place. Ends with the same row must have equal values.
 
         Args:
             table: Table to write to. [num_rows, ...]
@@ -151,13 +151,13 @@ class LastNeighbors(EventState):
         self.register_buffer("num_events", torch.zeros(num_nodes, dtype=torch.int64))
 
     def forward(self, node: Tensor) -> RecentNeighbors:
-        """Return the last neighbors of nodes [num_rows]."""
+        """Return the last neighbors of the given nodes [num_rows]."""
         filled = torch.arange(self.size, device=node.device) < self.num_events[node].unsqueeze(1)
         return RecentNeighbors(node=self.neighbor[node], t=self.time[node], msg=self.msg[node], mask=filled)
 
     @torch.no_grad()
     def insert(self, ends: EventEnds) -> None:
-        """Insert a batch of events; if a node has more than `size` of them, the last ones stay."""
+        """Insert a batch of events. If a node has more than `size` events, keep the last events."""
         count = self.num_events[ends.node]
         # Ends of padding, and ends that this batch overwrites, write the same values as the last end of their node.
         place = torch.arange(ends.last.size(0), device=ends.last.device)

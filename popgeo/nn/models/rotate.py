@@ -1,4 +1,4 @@
-"""RotatE: a relation turns the complex numbers of the head towards the tail."""
+"""RotatE: a relation rotates the head's complex numbers onto the tail's complex numbers."""
 
 import math
 
