@@ -33,7 +33,7 @@ class FixedProgram:
     """A program that computes the results of one batch of fixed size, from a compiled model or a file.
 
     Args:
-        run: Takes the tensors of a batch in the order of `inputs`, and returns results by name. Keeps no tensor.
+        run: Function from a batch's tensors, in the order of `inputs`, to results by name. Keeps no tensor.
         inputs: Inputs of `run` in order, as tensors without values.
         sizes: Sizes of the batch, and values of its padding.
         axes: Level (graph, node or edge) and type of the rows of each result.

@@ -75,7 +75,7 @@ def read_notes_of_onnx(data: bytes) -> str:
 
     Raises:
         ImportError: onnx is not installed.
-        ValueError: the file holds anything but one graph of ONNX's own operations.
+        ValueError: the file contains anything except one graph of ONNX's own operations.
     """
     return {entry.key: entry.value for entry in _checked(data).metadata_props}.get(_NOTES, "")
 

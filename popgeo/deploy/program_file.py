@@ -126,7 +126,7 @@ def load(path: str | Path, backend: Backend | str | None = "cpu", *, run_machine
 
     Raises:
         ImportError: a package for the format is not installed.
-        ValueError: the file is of a different kind or version, is truncated or changed, holds executable code, or is
+        ValueError: the file is of a different kind or version, is truncated or changed, contains code, or is
             machine code and `run_machine_code` is False.
         OSError: the file cannot be read.
     """

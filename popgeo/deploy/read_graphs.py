@@ -39,7 +39,7 @@ class GraphReader:
     kinds: Kinds | None = None
 
     def read(self, graphs: Any, first: int = 0, keep: bool = False) -> tuple[FlatStore | None, Any, dict[int, Any]]:
-        """Return the valid graphs as a flat store, their numbers, and the errors of the others.
+        """Return the valid graphs as a flat store, their numbers, and the errors of invalid graphs.
 
         Args:
             graphs: A flat store, a dataset that can be flattened, or a list. In a list, an exception takes the place
@@ -117,7 +117,7 @@ class GraphReader:
 
 
 def named(number: int, error: Exception) -> ValueError:
-    """Return an error of one graph with the number of the graph in its message."""
+    """Return the error of one graph with the graph's number in the message."""
     made = ValueError(f"Graph {number}: {str(error).replace('Graph 0', 'it', 1)}")
     made.__cause__ = error
     return made

@@ -161,7 +161,7 @@ def _alone_and_beside(
     """Yield, for each graph of a batch, its results alone and its results in the batch."""
     # The two largest graphs, which have rows of all kinds, become the first and the last of the batch.
     ids = np.roll(ids[np.argsort(-store.sizes[ids].sum(1), kind="stable")], -1)
-    # If a graph fails, the others run in several parts.
+    # If a graph fails, the remaining graphs run in several batches.
     parts = [*_Feed(store, program, device).run(Packs.from_lists([ids]), {})]
     for ids, of_batch in sorted(parts, key=lambda part: -len(part[0]))[:1]:
         ends = {name: np.cumsum(_rows_of_graphs(store, axis)[ids]) for name, axis in program.axes.items()}

@@ -37,7 +37,7 @@ def write_torch(modules: Modules, examples: Examples, notes: str) -> bytes:
 
 
 def write_compiled(modules: Modules, examples: Examples, notes: str) -> bytes:
-    """Return a file of compiled programs: machine code for this kind of processor, with weights.
+    """Return the bytes of a file with compiled programs (machine code for this type of CPU) and their weights.
 
     The arguments are those of `write_torch`.
 
@@ -84,7 +84,7 @@ def open_torch(data: bytes, inputs: Examples) -> Functions:
         inputs: Example tensors of the inputs of each program.
 
     Raises:
-        ValueError: the file holds executable code, or an operation that is not allowed.
+        ValueError: the file contains executable code, or an operation that is not allowed.
     """
     parts = parts_of_archive(data)
     return [read_program(parts, _name(i), given) for i, given in enumerate(inputs)]

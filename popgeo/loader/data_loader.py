@@ -182,7 +182,7 @@ def _sizes(
     num_nodes: int | dict[str, int] | None,
     num_edges: int | dict[tuple[str, str, str], int] | None,
 ) -> FixedSizeOptions:
-    """Return the given sizes of a batch, or sizes that hold the largest graphs.
+    """Return the given sizes of a batch, or sizes that fit the largest graphs.
 
     Raises:
         ValueError: sizes are given twice, or `batch_size` contradicts them.

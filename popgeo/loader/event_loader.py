@@ -112,10 +112,10 @@ class NonNeighbors:
 
 @loader_class
 class FixedSizeEventLoader(EpochLoader):
-    """A loader of successive events of PyG's `TemporalData`, equally many per batch; zeros fill up the last batch.
+    """A loader of consecutive events of PyG's `TemporalData`, in batches of equal size, the last one padded with zeros.
 
     A batch is a `TemporalData` with all attributes of the events, and two more per slot. `events_mask` is True if the
-    slot holds an event. `neg_dst` is a random node for link prediction: it is not the event's source, and the source
+    slot contains an event. `neg_dst` is a random node for link prediction: it is not the event's source, and the source
     does not meet it at that time. `neg_dst` is missing with `negatives=None`. A negative depends on the seed, the epoch
     and the number of the event, not on the size of the batches.
 

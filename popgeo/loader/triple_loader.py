@@ -30,7 +30,7 @@ class TripleBatch(NamedTuple):
         head: Row of each head in its shard. [num_local, num_shards of the tail, slots]
         relation: Relation of each triple; the shape of `head`.
         tail: Row of each tail in its shard. [num_local, num_shards of the head, slots]
-        triples_mask: True if the slot holds a triple; the shape of `head`.
+        triples_mask: True if the slot contains a triple; the shape of `head`.
         head_entity: Entity of each head; the shape of `head`.
         tail_entity: Entity of each tail; the shape of `head`.
         negative: Rows that a shard sends to each shard. [num_local, num_shards that receive, num_negatives]
@@ -92,7 +92,7 @@ class TripleSource(BatchSource):
         chosen = chosen.view(num_shards, num_shards, self.slots)
         mask = chosen >= 0
         head, relation, tail = torch.where(mask.unsqueeze(-1), self.triples[chosen.clamp(min=0)], 0).unbind(-1)
-        # Empty slots hold entity 0. It may be of another shard, but every shard has a row with its number.
+        # Empty slots contain entity 0. It may belong to a different shard, but every shard has a row with its number.
         rows = self.shards.row
         negative, entity = self._negatives(generator)
         return TripleBatch(
@@ -129,7 +129,7 @@ class TripleLoader(EpochLoader):
     Args:
         triples: Head, relation and tail of each triple. int64 [num_triples, 3]
         shards: Shard and row of each entity.
-        slots: Triples of a batch for each pair of shards; a batch holds `num_shards ** 2` times as many.
+        slots: Triples of a batch for each pair of shards; a batch has `num_shards ** 2` times as many.
         num_negatives: Entities that each shard draws for each shard, with replacement. Default: all of its entities.
         shuffle: Whether each epoch has a random order.
         seed: Number that decides orders and negatives; see `EpochChoices`.

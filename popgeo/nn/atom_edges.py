@@ -74,5 +74,5 @@ def directions(pos: Tensor, edge_index: Tensor, r: Tensor, cutoff: float, edge_s
     real = ((r < cutoff) & (r > 0)).unsqueeze(1)  # [num_edges, 1]
     vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])
     vector = (vector if edge_shift is None else vector + edge_shift).to(r.dtype)
-    # Masked before the division, so that padding nodes have no gradient, whatever they hold.
+    # Masked before the division, so that padding nodes have no gradient, whatever their values.
     return torch.where(real, vector, 0.0) / torch.where(real, r.unsqueeze(1), 1.0)

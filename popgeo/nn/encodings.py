@@ -64,8 +64,8 @@ class LaplacianEncoding(_Encoding):
 
     The first eigenvector, which is known beforehand, is left out. The largest entry of each vector is positive, or the
     first of several largest entries, so that the same graph has the same encoding. To train a model that does not
-    depend on signs, use `draw_signs`. If a graph has too few nodes, zeros stand for the missing vectors. If it has
-    `edge_weight`, A holds the weights.
+    depend on signs, use `draw_signs`. If a graph has too few nodes, missing vectors are zeros. If it has
+    `edge_weight`, A consists of the weights.
 
     Args:
         num_vectors: Number of eigenvectors.

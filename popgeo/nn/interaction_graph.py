@@ -106,7 +106,7 @@ class KNNInteractionGraph(InteractionGraph):
 
     @classmethod
     def default(cls, k: int, cutoff: float) -> "KNNInteractionGraph":
-        """Return the graph of a model without a chosen graph; `NeighborRule` reads whether the user chose `k`."""
+        """Return the default graph of a model, and record whether the user chose `k`, for `NeighborRule`."""
         graph = cls(k, cutoff)
         graph._is_default = k == MAX_NUM_NEIGHBORS
         return graph
@@ -218,7 +218,7 @@ class PrecomputeInteractionGraph(BaseTransform):
         self.cutoff, self.half_list = cutoff, half_list
 
     def forward(self, data: Data) -> Data:
-        """Set `edge_index` to the edges within the cutoff, sorted by center, and `cutoff`, which models check.
+        """Set `edge_index` to the edges within the cutoff, sorted by center. Also set `cutoff`, which models check.
 
         PyG has copied the molecule before.
 

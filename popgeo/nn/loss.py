@@ -15,7 +15,7 @@ from popgeo.ops.refusals import check_shapes, require
 
 @in_float32
 def masked_mean(values: Tensor, mask: Tensor | None = None, divide_by: Tensor | float | None = None) -> Tensor:
-    """Average the entries that the mask keeps; 0 when it keeps none.
+    """Average the entries that the mask keeps; return 0 if it keeps none.
 
     Args:
         values: Values to average. [rows, ...]
@@ -28,7 +28,7 @@ def masked_mean(values: Tensor, mask: Tensor | None = None, divide_by: Tensor | 
         The sum of the kept entries, divided by their number or by `divide_by`. []
 
     Raises:
-        ValueError: the mask is not boolean or has a different shape, or `divide_by` holds several numbers.
+        ValueError: the mask is not boolean or has a different shape, or `divide_by` has several elements.
 
     Example:
         >>> masked_mean(torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False]))
@@ -131,7 +131,7 @@ def cross_entropy(
 
     Args:
         input: Logits. [rows, num_classes]
-        target: Classes; padding rows may hold any number. [rows]
+        target: Classes; padding rows may have any number. [rows]
         mask: True where the row is real. [rows]
         weight: Factor for each class. As in torch, the mean divides by the sum of the rows' factors. [num_classes]
         label_smoothing: Share of each label that is spread evenly over all classes (arXiv:1512.00567, sec. 7).

@@ -20,7 +20,7 @@ class NeighborRule:
         cutoff: Longest pair, in the unit of the positions.
         max_num_neighbors: Largest number of neighbors of an atom, its nearest ones; None for all within the cutoff, 0
             if only `search` knows the number.
-        is_default: Whether the number is a default, and not the user's choice. A default holds for `search` only, not
+        is_default: Whether the number is a default, and not the user's choice. A default applies to `search` only, not
             for listed pairs.
         search: Function that finds edges and their lengths from positions and the molecule of each atom, without
             periodic images. None for a model that requires a list.

@@ -75,9 +75,9 @@ def interaction(
     """Interpolate a filter for each edge, multiply the features of its source by it and sum them at its destination.
 
     out[dst[e]] += x[src[e]] * filter(r[e]), eq. 2 of SchNet (arXiv:1706.08566). A filter depends on the distance alone,
-    so `table` holds it at equidistant points from 0 to the cutoff. An edge's filter is the polynomial of degree 7
-    through the eight points around its distance. Edges from the cutoff on send nothing; a distance of NaN gives NaN.
-    Neither the forward nor the backward pass writes a tensor of edges times channels. The result is twice
+    so `table` contains its values at equidistant points from 0 to the cutoff. An edge's filter is the polynomial of
+    degree 7 through the eight points around its distance. Edges from the cutoff on send nothing; a distance of NaN
+    gives NaN. Neither the forward nor the backward pass writes a tensor of edges times channels. The result is twice
     differentiable by `x`, `table`, `r` and `direction` in one pass each, and has the same bits for any number of
     threads.
 
@@ -96,7 +96,7 @@ def interaction(
         dst: Destination of each edge. [num_edges]
         num_nodes: Rows of the result; never read from `dst`, so the shape is static.
         cutoff: Distance of the last row of the table.
-        direction: Unit vector from the destination to the source; its negative holds for the way back. [num_edges, 3]
+        direction: Unit vector from the destination to the source; the reverse edge uses its negative. [num_edges, 3]
         half_list: Whether each edge represents both directions: messages then also go from `dst` to `src`, with the
             same filter.
         plan: Plan of these edges, made once and reused by every layer. Default: each call makes a plan.

@@ -85,7 +85,7 @@ def pack_backward(
 ) -> bytes:
     """Pack the struct of a backward call, whose results are the wanted gradients and the working memory.
 
-    `second` holds the further arguments of `InteractionCall.pack` in the second backward pass.
+    `second` contains the further arguments of `InteractionCall.pack` in the second backward pass.
     """
     *gradients, workspace = results
     to_x, *grads = _spread(gradients, wanted)

@@ -47,7 +47,7 @@ class Search(NamedTuple):
         batch: Graph of each node, ascending. [num_nodes]
         cutoff: Longest edge, in the unit of `pos`.
         num_graphs: Graphs in the batch, padding included.
-        width: Number of rows, from the start of a node's graph, that can hold its neighbors.
+        width: Number of rows, from the start of a node's graph, that are searched for its neighbors.
         nodes_mask: True where the node is real. [num_nodes]
     """
 

@@ -179,7 +179,7 @@ def distance(
     vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])  # [num_edges, 3]
     vector = vector if edge_shift is None else vector + edge_shift
     if edges_mask is not None:
-        # Masked before squaring, so that padding nodes have no gradient, whatever they hold.
+        # Masked before squaring, so that padding nodes have no gradient, whatever their values.
         vector = torch.where(edges_mask.unsqueeze(1), vector, 0.0)
     r2 = vector.square().sum(1)
     apart = r2 != 0  # also true for NaN, which stays NaN

@@ -111,7 +111,7 @@ def scatter_mul(
     dim_size: int | None = None,
     plan: ScatterPlan | None = None,
 ) -> Tensor:
-    """Multiply the entries that share an index; rows without entries have 1. `scatter` explains the arguments.
+    """Multiply the entries that share an index. Rows without entries are 1. `scatter` explains the arguments.
 
     Example:
         >>> scatter_mul(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)

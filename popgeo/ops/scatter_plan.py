@@ -26,7 +26,7 @@ class ScatterPlan:
     `perm` is None and the edges are `rowptr[i]:rowptr[i + 1]`.
 
     A plan belongs to one index, which it keeps. Ops raise if they get the plan with a different index, or after a
-    change of the index in place. No kernel reads or writes out of bounds, whatever a plan holds.
+    change of the index in place. No kernel reads or writes out of bounds, whatever the values of a plan.
 
     Args:
         index: Index from which the plan was made. [num_edges]

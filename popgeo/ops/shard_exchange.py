@@ -1,7 +1,7 @@
 """Collective ops between the shards of a tensor; each op's gradient is the opposite collective.
 
-A tensor that differs between shards has a first dimension of shards. Each process holds `num_local` consecutive
-shards, process 0 the first ones. A tensor that is the same in all shards has no such dimension. So `all_reduce` removes
+A tensor that differs between shards has a first dimension of shards. Each process has `num_local` consecutive
+shards, starting with process 0. A tensor that is the same in all shards has no such dimension. So `all_reduce` removes
 the dimension and `replicate` adds it. The gradient of a tensor that is the same in all shards is the same too: it is
 the gradient of one loss, for any number of shards (the operators f and g of arXiv:1909.08053).
 """
@@ -147,7 +147,7 @@ def all_to_all(x: Tensor, num_shards: int | None = None) -> Tensor:
 
 
 def exchange_shards(x: Tensor) -> Tensor:
-    """Exchange rows as `all_to_all` does, but return a view of `x` if this process holds all shards.
+    """Exchange rows as `all_to_all` does, but return a view of `x` if this process has all shards.
 
     Args:
         x: Rows of each local shard for each shard. [num_local, num_shards, ...]

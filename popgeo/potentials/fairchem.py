@@ -38,7 +38,7 @@ def fixed_size_loader(
     max_num_elements: int = 100,
     **kwargs: Unpack[PotentialArguments],
 ) -> PotentialLoader:
-    """Return a loader of batches of `AtomicData` of one shape, for fairchem's own training loop and models.
+    """Return a loader that yields batches of `AtomicData` with one shape, for fairchem's training loop and models.
 
     Args:
         items: Structures as `AtomicData`, or with the names of `popgeo.convert.read_atoms`, such as a store of

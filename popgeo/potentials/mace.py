@@ -50,7 +50,7 @@ _MEANS |= {"forces_weight": "nodes_mask"}
 def fixed_size_loader(
     items: Any, *, cutoff: float | None = None, **kwargs: Unpack[PotentialArguments]
 ) -> PotentialLoader:
-    """Return a loader of MACE's `AtomicData` in MACE's own batches, all of one shape.
+    """Return a loader that yields MACE's own batches of `AtomicData`, all with one shape.
 
     The batches equal those of MACE's `DataLoader`, with `nodes_mask`, `edges_mask` and `graphs_mask`. Batches of a list
     also have the opposite of each edge (`edge_pairs.py`), so that `in_one_pass` makes weights once for both. In padding

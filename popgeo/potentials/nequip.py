@@ -66,7 +66,7 @@ def fixed_size_loader(  # type: ignore[misc]  # two arguments that popgeo refuse
     padding: bool = True,
     **kwargs: Unpack[PotentialArguments],
 ) -> Any:
-    """Return a loader of NequIP's frames in NequIP's own batches, all of one shape.
+    """Return a loader that yields NequIP's own batches of frames, all with one shape.
 
     The batches equal those of `AtomicDataDict.batched_from_list`, with `nodes_mask`, `edges_mask` and `graphs_mask`,
     and with `opposite_edge` (`edge_pairs.py`) if the dataset is read once.

@@ -39,7 +39,7 @@ class GraphsTupleLoader(FixedSizeDataLoader):
 def fixed_size_loader(
     items: Any, atomic_numbers: Sequence[int], **kwargs: Unpack[PotentialArguments]
 ) -> GraphsTupleLoader:
-    """Return a loader of batches for nequix, all of one shape, so that `jax.jit` traces a step once.
+    """Return a loader that yields nequix's batches, all with one shape, so that `jax.jit` traces a step once.
 
     Args:
         items: Structures of `popgeo.convert.read_atoms`, with a cutoff. A list is kept in memory.

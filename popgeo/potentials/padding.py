@@ -11,7 +11,7 @@ batch of the framework. In between, graphs have these names, which the file of e
     cell        [G, 3, 3]   rows are the vectors; pbc [G, 3] if the framework has it
     all others under the framework's own names, and batch, ptr, nodes_mask, edges_mask, graphs_mask as in all batches
 
-Of N atoms, E edges and G structures, n, e and g are real and come first. These rules hold for padding in any framework:
+Of N atoms, E edges and G structures, n, e and g are real and come first. These rules apply to padding in any framework:
 
 1. Padding atoms have a species that the model knows.
 2. Every padding edge joins a padding atom to its own image several cutoffs away, where an envelope is exactly 0. Its
@@ -98,7 +98,7 @@ class PotentialArguments(GraphLoaderArguments, total=False):
     """Keyword arguments of `PotentialLoader` that every framework's `fixed_size_loader` takes.
 
     `num_nodes`, `num_edges` and `batch_size` are the sizes of a batch, padding included; `PotentialLoader` explains
-    them. `FixedSizeDataLoader` explains the others. `options` and `output` are refused with a reason.
+    them. `FixedSizeDataLoader` explains the other arguments. `options` and `output` raise an error with a reason.
     """
 
     num_nodes: int | None
@@ -124,7 +124,7 @@ class PotentialLoader(FixedSizeDataLoader):
         kwargs: `num_nodes`, `num_edges` and `batch_size` (16 by default) are the sizes of a batch, padding included, or
             `fixed_size_options` are. Default: the most that `batch_size - 1` structures need with `PadToMax`, otherwise
             the result of `FixedSizeOptions.tune` for that average. `fixed_size_strategy` is `"Window"` by default.
-            `PotentialArguments` lists the others.
+            `PotentialArguments` lists the other arguments.
 
     Raises:
         ValueError: the cutoff is not positive, no structure would be real, or `FixedSizeDataLoader` raises.

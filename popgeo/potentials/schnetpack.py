@@ -58,7 +58,7 @@ _call = partial(call_model, species=properties.Z, owner=properties.idx_m)
 def fixed_size_loader(
     dataset: Any, *, cutoff: float, max_z: int = 100, inputs: Iterable[str] = (), **kwargs: Unpack[PotentialArguments]
 ) -> PotentialLoader:
-    """Return a loader of SchNetPack's structures in the batches of its `AtomsLoader`, all of one shape.
+    """Return a loader that yields batches like SchNetPack's `AtomsLoader`, all with one shape.
 
     Batches also have `nodes_mask`, `edges_mask` and `graphs_mask`; `_idx` is -1 in padding.
 

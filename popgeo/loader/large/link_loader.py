@@ -138,14 +138,14 @@ class FixedSizeLinkLoader(SubgraphLoader):
             edge; if every edge of the graph has its reverse, in neither direction. If nodes have times, both nodes
             exist at the time of the edge. If there is no such node, `edge_label_mask` is False.
         neg_sampling_ratio: Short for `NegativeSampling("binary", neg_sampling_ratio)`.
-        time_attr: Attribute of nodes, or of edges, that holds their time.
-        weight_attr: Attribute of edges that holds the weight with which each is drawn.
+        time_attr: Name of the attribute with the times of nodes or of edges.
+        weight_attr: Name of the edge attribute with sampling weights.
         batch_size: Seed edges of a batch.
         directed: False means `subgraph_type="induced"`.
         kwargs: Further arguments, such as `fixed_size_options`, `shuffle` and `num_workers`; see `NeighborArguments`.
 
     Raises:
-        ValueError: arguments contradict each other or the graph, or the sizes cannot hold the ends.
+        ValueError: arguments contradict each other or the graph, or the ends do not fit the sizes.
 
     Example:
         >>> from torch_geometric.data import Data

@@ -177,7 +177,7 @@ class PartitionedFeatures(ReadOnlyFeatures):
         return max(1, int(asked[:, 0].max()))
 
     def _sent(self, rows: Tensor) -> Tensor:
-        """Send row r to process r, and return the rows that the others send. The shape of `rows`."""
+        """Send row r to process r, and return the rows from all processes. The shape of `rows`."""
         out = rows.to(self.device)
         got = torch.empty_like(out)
         try:

@@ -73,7 +73,7 @@ class SubgraphSource(BatchSource):
         """
         parts = [self.part(ids, key) for ids in packs]
         memory = memory or BatchMemory(self.layout, len(parts), group=group)
-        # A batch holds one graph, or no graph if it is padding.
+        # A batch has one graph, or no graph if it is padding.
         graphs = [np.arange(int(any(map(len, part.rows.values())))) for part in parts]
         parts = [part.sorted_by_destination() for part in parts] if self.sorts else parts
         requests = [[part] for part in parts] if self.asks_batch_by_batch else [parts]

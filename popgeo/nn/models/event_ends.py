@@ -10,10 +10,10 @@ from popgeo.ops.refusals import check_least
 
 @dataclass(frozen=True, kw_only=True)
 class EventEnds:
-    """Both ends of each event of a batch in the order of time: the first event's source, its destination, and so on.
+    """The ends of a batch's events in the order of time: the first event's source, its destination, and so on.
 
-    The ends of padding events stand for the last end of the first node. They write the same values again, so a table
-    needs no spare row for them.
+    The ends of padding events repeat the last end of the first node. They write the same values again, so a table needs
+    no spare row for padding.
 
     Attributes:
         node: Node at each end. [2 * num_events]
@@ -96,7 +96,7 @@ class RecentNeighbors:
         node: Neighbors. [num_rows, size]
         t: Time of the event with each neighbor. int64 [num_rows, size]
         msg: Message of that event. [num_rows, size, msg_channels]
-        mask: True if the slot holds a neighbor. [num_rows, size]
+        mask: True if the slot contains a neighbor. [num_rows, size]
     """
 
     node: Tensor

@@ -46,7 +46,7 @@ class NodeMemory(EventState):
 
     The module equals `torch_geometric.nn.TGNMemory` with `IdentityMessage`, `LastAggregator` and torch_scatter, for
     events of ascending times; among a node's events at the same time the later event counts. (Without torch_scatter,
-    PyG gives a node without a message the message of another node.) PyG's checkpoints load; they hold no messages.
+    PyG gives a node without a message the message of another node.) PyG's checkpoints load, but contain no messages.
 
     Args:
         num_nodes: Nodes of the whole stream.
