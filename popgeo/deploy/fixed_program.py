@@ -148,7 +148,7 @@ class Float64Model(nn.Module):
         self.signature = inspect.Signature(list(_parameters(model)))
 
     def forward(self, z: Tensor, pos: Tensor, *args: Any, **others: Any) -> Tensor:
-        """Return the model's result, rounded to the type of the positions or of the weights, the larger of both."""
+        """Return the model's result in the type of the positions or of the weights, whichever is wider."""
         kept = torch.promote_types(self.model.embedding.weight.dtype, pos.dtype)
         return self.model(z, pos.double(), *args, **others).to(kept)
 

@@ -113,7 +113,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]]):
 
     @property
     def batch_size(self) -> int | None:
-        """Largest number of graphs in a batch; None in a process with an `Accelerator`: batches differ in size.
+        """Largest number of graphs in a batch; None in a process with an `Accelerator`, because batch sizes differ.
 
         accelerate's `BatchSamplerShard` reads this before it distributes the batches of one process over all processes.
         The sampler then yields all batches, in an order that assigns each process the same batches as without

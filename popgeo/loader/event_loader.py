@@ -42,7 +42,7 @@ class EventSource(BatchSource):
     same_negatives: bool
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Any]:
-        """Return one item for each `group` packs, one batch after the other."""
+        """Return the batches of some packs, each `group` consecutive batches concatenated to one item."""
         ids = np.full((len(packs), self.batch_size), -1)
         for row, events in zip(ids, packs, strict=True):
             row[: len(events)] = events

@@ -63,7 +63,7 @@ class SizesPacker(StrategyPacker):
 def columns_of(
     num_nodes: Sizes, num_edges: Sizes, dataset: Any, options: FixedSizeOptions | None, budgets: Mapping[str, Any]
 ) -> dict[str, tuple[Sizes, int]]:
-    """Return the sizes that have a limit, and the limit, by name.
+    """Return a dictionary of the limited sizes, with their limits.
 
     Args:
         num_nodes: Nodes of each graph, or a dataset to measure.

@@ -222,7 +222,7 @@ def equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
 
 
 def check_packing(packs: Packs, sizes: np.ndarray, budget: Budget) -> None:
-    """Check the packs of a user's function: each graph exactly once, no batch over budget.
+    """Check that a user's function packs each graph exactly once, and no batch over budget.
 
     Raises:
         ValueError: a graph is missing or comes twice, or a batch is over the budget.

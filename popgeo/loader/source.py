@@ -42,7 +42,7 @@ class BatchSource(ABC):
 
     @abstractmethod
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":
-        """Return one item for each `group` packs.
+        """Return the batches of some packs, each `group` batches joined to one item.
 
         Args:
             packs: Graphs of each batch.
@@ -74,7 +74,7 @@ class FlatSource(BatchSource):
         self.limits = collater.options.limits(store.size_axes)
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":
-        """Return one item for each `group` packs."""
+        """Return the batches of some packs, each `group` batches joined to one item."""
         if not (self.collater.trim_nodes or self.collater.trim_edges):
             return self.cutter.cut(packs, memory, group)
         over = np.asarray((totals_of_packs(self.store.sizes, packs.indices, packs.ptr) > self.limits).any(axis=1))
@@ -109,7 +109,7 @@ class FetchingSource(BatchSource):
         self.dataset, self.collater, self.like = dataset, collater, like
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":
-        """Return one item for each `group` packs. Each graph is fetched again."""
+        """Fetch each graph again, and return the batches of some packs, each `group` batches joined to one item."""
         batches = []
         for ids in packs:
             graphs = [self.dataset[i] for i in ids.tolist()]

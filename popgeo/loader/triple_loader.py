@@ -81,7 +81,7 @@ class TripleSource(BatchSource):
         return Packs(table[table >= 0].numpy(), np.concatenate([[0], ends]))
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Any]:
-        """Return one item for each `group` packs, each tensor concatenated on dimension 0."""
+        """Return the batches of some packs, each `group` batches concatenated on dimension 0."""
         batches = [self._batch(ids, generator_of(*key, ids)) for ids in packs]
         starts = range(0, len(batches), group)
         return [TripleBatch(*map(torch.cat, zip(*batches[i : i + group], strict=True))) for i in starts]

@@ -112,7 +112,7 @@ class KNNInteractionGraph(InteractionGraph):
         return graph
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
-        """Find `k` edges for each atom in turn. [num_nodes * k]."""
+        """Find `k` edges for each atom, sorted by atom. [num_nodes * k]."""
         size = self.window(batch, num_graphs, nodes_mask)
         return knn(pos, batch, self.k, self.cutoff, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask)
 

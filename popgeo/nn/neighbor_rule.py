@@ -14,7 +14,7 @@ from popgeo.ops.refusals import require
 
 @dataclass(frozen=True, kw_only=True)
 class NeighborRule:
-    """A rule that decides which pairs of atoms interact in a model, for found pairs and for listed pairs.
+    """A rule that decides which pairs of atoms interact in a model, with or without a given list of pairs.
 
     Attributes:
         cutoff: Longest pair, in the unit of the positions.

@@ -94,7 +94,7 @@ def _is_transformed() -> bool:
 
 
 def is_eager(arguments: Sequence[Any]) -> bool:
-    """Check that torch's dispatcher would add nothing but autograd to a call with these arguments.
+    """Check that torch's dispatcher would add only autograd to a call with these arguments.
 
     Raises:
         ValueError: a tensor is a forward-mode dual number; torch would silently drop its tangent.

@@ -72,7 +72,7 @@ def register(
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Save all inputs: tensors and None as `ctx.saved_tensors`, all others as `ctx.numbers`."""
+    """Save all inputs: tensors and None in `ctx.saved_tensors`, and other values in `ctx.numbers`."""
     ctx.save_for_backward(*(one for one in inputs if one is None or isinstance(one, Tensor)))
     ctx.numbers = [one for one in inputs if one is not None and not isinstance(one, Tensor)]
 

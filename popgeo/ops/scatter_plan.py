@@ -130,7 +130,7 @@ class ScatterPlan:
         object.__setattr__(self, "_seen", (index, _version(index) if is_readable else -1))
 
     def is_of(self, index: Tensor, num_rows: int) -> bool:
-        """Check whether this tensor is the stored index and unchanged, without a comparison of values as in `check`."""
+        """Check whether `index` is the plan's own, unchanged tensor. Unlike `check`, this never compares values."""
         seen, version = self._seen
         return index is seen and num_rows == self.num_rows and version >= 0 and index._version == version
 

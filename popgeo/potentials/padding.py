@@ -52,7 +52,7 @@ _CELLS_WIDE = 2.0  # width of a padding cell in cutoffs; padding edges cross its
 
 
 class StructureSizes(FixedSizeOptions):
-    """Sizes of a batch that reserve an atom for every possible padding structure.
+    """Batch sizes that reserve an atom for every possible padding structure.
 
     Example:
         >>> StructureSizes(num_nodes=12, num_edges=30, num_graphs=4).limits([Axis(Level.NODE, None)])

@@ -201,20 +201,20 @@ class FixedSizeTask(AtomisticTask):
         return of_real(batch, batch, names | {properties.idx, "considered_atoms"})
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
-        """SchNetPack's own step on real targets."""
+        """Run SchNetPack's own step on real targets."""
         return super().training_step(self._with_real_targets(batch), batch_idx)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
-        """SchNetPack's own step on real targets."""
+        """Run SchNetPack's own step on real targets."""
         return super().validation_step(self._with_real_targets(batch), batch_idx)
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
-        """SchNetPack's own step on real targets."""
+        """Run SchNetPack's own step on real targets."""
         return super().test_step(self._with_real_targets(batch), batch_idx)
 
 
 def use_fixed_sizes(datamodule: Any, *, cutoff: float, splits: Iterable[str] = ("train",), **kwargs: Any) -> None:
-    """Replace the `AtomsLoader` of a data module of SchNetPack by a `fixed_size_loader`.
+    """Replace the `AtomsLoader` of a SchNetPack data module by a `fixed_size_loader`.
 
     Args:
         datamodule: Data module of SchNetPack; it is set up here.

@@ -42,7 +42,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
 
 
 class _GridRepresentation(FilterNetworksMixin):
-    """A representation with filters on a grid; without a grid it runs SchNetPack's code."""
+    """A SchNetPack representation with filters on a grid, or SchNetPack's own code if no grid is used."""
 
     radial_basis: nn.Module
     cutoff_fn: Any
@@ -60,7 +60,7 @@ class _GridRepresentation(FilterNetworksMixin):
         self.cutoff_of_grid = float(self.cutoff_fn.cutoff)
 
     def refine_filters(self) -> None:
-        """Refine the filters with SchNetPack's current cutoff, a tensor that may have been loaded."""
+        """Refine the filters with SchNetPack's current cutoff, which a checkpoint may have changed."""
         self.cutoff_of_grid = float(self.cutoff_fn.cutoff)
         super().refine_filters()
 

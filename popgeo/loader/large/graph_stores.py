@@ -81,7 +81,7 @@ def open_stores(
 
 
 def _edges_of(graph_store: GraphStore) -> tuple[dict[StoreKey, Tensor], Sizes]:
-    """Return the edges of each type [2, num_edges], and the sizes that the store states."""
+    """Return the edges of each type [2, num_edges], and the sizes that the store reports."""
     listed: dict[StoreKey, list[EdgeAttr]] = defaultdict(list)
     for attr in graph_store.get_all_edge_attrs():
         listed[attr.edge_type].append(copy.copy(attr))

@@ -112,7 +112,7 @@ class NeighborSampler(PartSampler):
             )
 
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
-        """Return the seeds `ids` and their sampled neighbors."""
+        """Return the subgraph of the seeds `ids` and their sampled neighbors."""
         chosen = torch.from_numpy(ids)
         times = None if self.times is None else {self.node_type: self.times[chosen]}
         return self.neighborhood.around({self.node_type: self.seeds[chosen]}, times, {}, seed)

@@ -1,4 +1,4 @@
-"""Base class of the three loaders of large graphs: sizes, order and description."""
+"""The base class of the three loaders of large graphs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -34,7 +34,7 @@ _PROBED = 16
 
 
 class SubgraphLoader(EpochLoader):
-    """A loader of parts of one large graph in batches with constant shapes.
+    """A loader of subgraphs of one large graph in batches with constant shapes.
 
     Args:
         data: The graph, which the loader shows as `data`. Its `dataset` is the numbers of all seeds.

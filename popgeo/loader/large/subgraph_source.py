@@ -66,7 +66,7 @@ class SubgraphSource(BatchSource):
         self.builder = BatchBuilder(template, self.layout)
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
-        """Return one item for each `group` packs, joined as by `super_batch.join`. An empty pack gives padding.
+        """Return the batches of some packs, each `group` batches joined to one item. An empty pack gives padding.
 
         Raises:
             ValueError: a subgraph does not fit, and may not be trimmed.

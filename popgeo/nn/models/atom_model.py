@@ -18,7 +18,7 @@ from popgeo.ops.refusals import check_choice, check_ends, check_index, require
 
 
 class AtomModel(FilterNetworksMixin):
-    """A model that predicts a property of each molecule; each subclass computes the atoms' features by `features`.
+    """A model that predicts a property of each molecule. Subclasses implement `features`.
 
     Attributes:
         shown: Names of the settings that `repr` shows.
