@@ -1,4 +1,4 @@
-"""Trained models in use: a calculator for dynamics, and force fields that `popgeo train` has written."""
+"""Use of trained models: an ASE calculator for dynamics, and force fields written by `popgeo train`."""
 
 from popgeo.lazy_names import lazy_names as _lazy_names
 

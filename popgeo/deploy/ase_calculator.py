@@ -1,4 +1,4 @@
-"""Calculators of ASE for trained models, with constant shapes during a run."""
+"""ASE calculators for trained models, with constant shapes during a run."""
 
 import copy
 import operator
@@ -23,7 +23,7 @@ STATES = {"charge", "spin"}
 
 
 class Potential(nn.Module):
-    """A model's energy, forces and stress of one structure, in a batch with one graph of padding.
+    """A module that computes energy, forces and stress of one structure, in a batch with one padding graph.
 
     Args:
         model: The model, see `Calculator`.
@@ -45,13 +45,14 @@ class Potential(nn.Module):
 
 
 class SystemsCalculator:
-    """A calculator of ASE for any framework's model: dynamics, optimizers, screenings. Needs `ase`.
+    """An ASE calculator for any framework's model, for dynamics, optimizers and screenings. Needs `ase`.
 
         atoms.calc = SystemsCalculator(popgeo.potentials.mace.evaluator(model))
 
     Args:
-        evaluator: Returns a dictionary with `energy`, `forces` and, if the model has it, `stress` of a list of
-            `ase.Atoms`. `popgeo.potentials.evaluator.Evaluator` does; its `make_room` fixes the shape for a screening.
+        evaluator: Takes a list of `ase.Atoms`. Returns a dictionary with `energy`, `forces` and, if the model has it,
+            `stress`. An example is `popgeo.potentials.evaluator.Evaluator`; its `make_room` fixes the shape for a
+            screening.
     """
 
     implemented_properties = ("energy", "free_energy", "forces", "stress")
@@ -66,7 +67,7 @@ class SystemsCalculator:
         self.evaluator = evaluator
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave compiled programs out of copies and pickles, since they are bound to memory of this process."""
+        """Exclude compiled programs from copies and pickles, because they use memory of this process."""
         own = type(self).__mro__[1]  # the class without ASE's base
         return own.__new__, (own,), {**vars(self), "_evaluate": {}, "_given": (), "_places": ()}
 
@@ -90,7 +91,7 @@ class SystemsCalculator:
     def calculate(
         self, atoms: Any = None, properties: Sequence[str] = ("energy",), system_changes: Sequence[str] = ()
     ) -> None:
-        """Fill `results`. ASE calls it if atoms have changed."""
+        """Compute `results`. ASE calls this method if the atoms have changed."""
         super().calculate(atoms, properties, system_changes)  # type: ignore[misc]  # of ASE's class
         atoms = self.atoms  # type: ignore[attr-defined]
         energy, forces, *stress = (tensor.detach().cpu() for tensor in self._values(atoms))
@@ -100,21 +101,21 @@ class SystemsCalculator:
             self.results["stress"] = matrix_to_voigt(stress[0][0]).double().numpy()
 
     def _values(self, atoms: Any) -> tuple[Tensor, ...]:
-        """Return energy, forces and, for three cell vectors, stress, each with the rows of these atoms first."""
+        """Return energy, forces and, for three cell vectors, stress. The rows of these atoms come first."""
         found = self.evaluator([atoms])
         stress = [found["stress"]] if "stress" in found and atoms.cell.rank == 3 else []
         return found["energy"], found["forces"], *stress
 
 
 class Calculator(SystemsCalculator):
-    """A calculator of ASE for a model of popgeo. Needs `ase`, and `vesin` for fast neighbor lists.
+    """An ASE calculator for a popgeo model. Needs `ase`, and `vesin` for fast neighbor lists.
 
     Every structure fills the same number of atom and edge slots, so the model is compiled once for a run in which edges
-    come and go, or for a screening of many structures. If a structure outgrows the slots, they become half more than it
-    needs, with a warning. Neighbors are found over the periodic axes of `atoms.pbc`. A model with a `neighbor_rule`,
-    such as `SchNet`, gets positions in float64. If its rule limits the number of neighbors, and a structure without
-    periodic axes has more, the rule's own search finds them. The model is copied. For models of MACE, NequIP,
-    SchNetPack and fairchem see `SystemsCalculator`.
+    appear and disappear, or for a screening of many structures. If a structure needs more slots, there is a warning,
+    and the number of slots becomes 1.5 times the need. Neighbors are found over the periodic axes of `atoms.pbc`. A
+    model with a `neighbor_rule`, such as `SchNet`, gets positions in float64. If the rule limits the number of
+    neighbors, and a structure without periodic axes has more, the rule's own search finds them. The model is copied.
+    For models of MACE, NequIP, SchNetPack and fairchem see `SystemsCalculator`.
 
     Args:
         model: Called as `model(z, pos, batch, edge_index, edge_shift=..., num_graphs=...)`, such as `SchNet`. Returns
@@ -206,7 +207,7 @@ class Calculator(SystemsCalculator):
     def _near(
         self, atoms: Any, pos: np.ndarray, edge_index: np.ndarray, edge_shift: np.ndarray
     ) -> tuple[np.ndarray, ...]:
-        """Return positions, the edges within the cutoff that the model's rule allows, and the shifts of these edges.
+        """Return positions, edges and edge shifts. The edges are within the cutoff and allowed by the model's rule.
 
         Raises:
             ValueError: the rule limits the number of neighbors, and the cell is periodic, which its search does not
@@ -234,7 +235,7 @@ class Calculator(SystemsCalculator):
         return pos, found, np.zeros((found.shape[1], 3))
 
     def _fix_shapes(self, num_atoms: int, num_found: int) -> None:
-        """Allocate the slots, and more slots if a structure has outgrown them."""
+        """Allocate the slots, or more slots if the structure does not fit."""
         atoms, slots = self.num_atoms or num_atoms, self.num_edges or 2 * (num_found * 5 // 8 + 1)
         found, held = (num_atoms, num_found), (atoms, slots)
         atoms, slots = grown(held, found)
@@ -260,7 +261,7 @@ class Calculator(SystemsCalculator):
         self._is_shared = all(map(operator.is_, self._given, places))
 
     def _fill(self, atoms: Any, own_pos: np.ndarray, edge_index: np.ndarray, edge_shift: np.ndarray) -> None:
-        """Write the structure to the first slots, and padding to the others."""
+        """Write the structure to the first slots, and padding to the remaining slots."""
         z, pos, batch, edges, shift, cell = self._places
         count, num_edges = len(atoms), edge_index.shape[1]
         z[:count], z[count:] = atoms.numbers, 0
@@ -276,7 +277,7 @@ class Calculator(SystemsCalculator):
 
 @cache
 def _subclass_of_ase(cls: type) -> type:
-    """Return the class with ASE's calculator as a base, made at the first use, so that importing needs no ase."""
+    """Return a subclass that also inherits from ASE's calculator, so that importing this module does not import ase."""
     try:
         from ase.calculators.calculator import Calculator as OfASE
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The choice of a few shapes for many graphs, and of the graphs in each batch, with the least padding."""
+"""Choosing a few batch shapes for many graphs, and the graphs of each batch, with the least padding."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,9 @@ _NODES = 2048  # of a batch by default: its features still fit in a cache
 
 
 def choose_shapes(store: FlatStore, batch_size: float | None, most: int) -> list[FixedSizeOptions]:
-    """Choose shapes that hold these graphs with little padding; each further one must save a twentieth of the slots.
+    """Choose a few batch shapes that fit these graphs with little padding.
+
+    A further shape is added only if it saves a twentieth of the slots.
 
     Args:
         store: The graphs.
@@ -50,7 +52,7 @@ def choose_shapes(store: FlatStore, batch_size: float | None, most: int) -> list
 def _best(
     sizes: np.ndarray, cuts: Sequence[int], weights: np.ndarray, batch_size: float, most: int
 ) -> list[tuple[int, int]]:
-    """Return the first and last graph of each group with its own shape, at the least estimated cost of batches."""
+    """Return the start and end of each group of graphs that gets its own shape, at the least estimated cost."""
     cost = {(a, b): _estimate(sizes[a:b], weights, batch_size) for a, b in combinations(cuts, 2)}
 
     def total(groups: Sequence[tuple[int, int]]) -> float:
@@ -67,7 +69,7 @@ def _best(
 
 
 def _estimate(sizes: np.ndarray, weights: np.ndarray, batch_size: float) -> float:
-    """Estimate the weighted slots of all batches of some graphs."""
+    """Estimate the weighted number of slots in all batches of some graphs."""
     total = sizes.sum(0)
     num_batches = max(1, round(len(sizes) / batch_size))
     slots = np.maximum(sizes.max(0), total / num_batches)
@@ -77,7 +79,7 @@ def _estimate(sizes: np.ndarray, weights: np.ndarray, batch_size: float) -> floa
 
 
 def _options(store: FlatStore, sizes: np.ndarray, batch_size: float) -> FixedSizeOptions:
-    """Return the shape for some graphs: exact if they fit one batch, else by trial for equally full batches."""
+    """Return a shape for some graphs: exact sizes for one batch, or tuned sizes for several equally full batches."""
     split = len(store.node_types)
     num_batches = max(1, round(len(sizes) / batch_size))
     if num_batches == 1:
@@ -95,10 +97,10 @@ def _options(store: FlatStore, sizes: np.ndarray, batch_size: float) -> FixedSiz
 
 
 def into_shapes(store: FlatStore, shapes: Sequence[FixedSizeOptions]) -> list[Packs]:
-    """Return the batches of each shape that need the fewest slots. Each graph must fit some shape.
+    """Return the batches of each shape, chosen so that they need the fewest slots. Each graph must fit some shape.
 
-    For each subset of the shapes, each graph goes to the smallest shape that holds it, and batches are moved to a
-    smaller shape if they fit. The cheapest subset wins.
+    For each subset of the shapes, each graph is assigned to the smallest shape that fits it, and batches are moved to
+    a smaller shape if they fit. The cheapest subset is used.
     """
     sizes, axes = store.sizes, store.size_axes
     if not len(sizes):
@@ -123,7 +125,7 @@ def into_shapes(store: FlatStore, shapes: Sequence[FixedSizeOptions]) -> list[Pa
 def _plan(
     sizes: np.ndarray, home: np.ndarray, limits: Any, shapes: Sequence[FixedSizeOptions], by_cost: np.ndarray
 ) -> dict[int, Packs]:
-    """Pack the graphs of each shape, and move each batch to the smallest shape that holds it."""
+    """Pack the graphs of each shape, and move each batch to the smallest shape that fits it."""
     moved: dict[int, list[Packs]] = {}
     for i in np.unique(home).tolist():
         graphs = np.flatnonzero(home == i)
@@ -140,7 +142,7 @@ def _plan(
 
 
 def grown_shape(options: FixedSizeOptions, store: FlatStore) -> FixedSizeOptions:
-    """Return the shape, grown by `grown` to multiples of eight slots if the largest of some graphs does not fit."""
+    """Return a shape that fits the largest of these graphs, enlarged by `grown` to multiples of eight if needed."""
     axes = store.size_axes
     slots, limits = [options.slots(axis) for axis in axes], options.limits(axes).tolist()
     for i, size in enumerate(grown(limits, store.sizes.max(0))):

@@ -1,4 +1,4 @@
-"""The compilation of a model for batches of one size."""
+"""Compiling a model for batches of one size."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +38,7 @@ def backend_on(name: Backend | str | None, device: torch.device) -> Backend | No
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramMaker:
-    """A maker of programs of one model.
+    """A builder of programs of one model for different batch sizes.
 
     Args:
         model: The model, in the mode for prediction.
@@ -79,5 +79,5 @@ class ProgramMaker:
 
 
 def compiled_by(backend: Backend | str | None, model: Any) -> Callable[..., Any]:
-    """Return a compiled model of tensors, or the model itself without a backend."""
+    """Return the compiled model, or the model itself if `backend` is None."""
     return torch.no_grad()(model) if backend in (None, "none") else compile_forward(model, backend=backend)

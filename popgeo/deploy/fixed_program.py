@@ -1,4 +1,4 @@
-"""A model as a program: from named tensors of a batch of fixed size to named results per graph, node or edge."""
+"""Programs that map the named tensors of a fixed-size batch to named results per graph, node or edge."""
 
 import dataclasses
 import inspect
@@ -33,7 +33,7 @@ class FixedProgram:
     """A program that computes the results of one batch of fixed size, from a compiled model or a file.
 
     Args:
-        run: Takes the tensors of a batch in the order of `inputs`, and returns results by name. It keeps no tensor.
+        run: Function from a batch's tensors, in the order of `inputs`, to results by name. Keeps no tensor.
         inputs: Inputs of `run` in order, as tensors without values.
         sizes: Sizes of the batch, and values of its padding.
         axes: Level (graph, node or edge) and type of the rows of each result.
@@ -62,7 +62,7 @@ class FixedProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCall:
-    """The arguments of a model's call.
+    """A description of the arguments with which a model is called.
 
     Args:
         inputs: Names of the tensors of a batch that the model needs, see `input_name`.
@@ -80,7 +80,7 @@ class ModelCall:
 class FixedModel(nn.Module):
     """A module that calls a model with the tensors of `call.inputs`, in order, and returns a dictionary of tensors.
 
-    This module is compiled, captured or exported: its arguments are tensors, and `num_graphs` is a constant in it.
+    This is the module that is compiled, captured or exported. Its arguments are tensors; `num_graphs` is a constant.
     """
 
     def __init__(self, model: nn.Module, call: ModelCall) -> None:
@@ -100,7 +100,7 @@ class FixedModel(nn.Module):
 
 
 class ForceModel(nn.Module):
-    """A model of energies that also returns forces, and stress if graphs have cells.
+    """A wrapper of an energy model that also returns forces, and stress if graphs have cells.
 
     Args:
         model: Model such as `SchNet`, called with `z`, `pos` and other arguments; returns energies.
@@ -135,10 +135,10 @@ class ForceModel(nn.Module):
 
 
 class Float64Model(nn.Module):
-    """A model of atoms that computes differences of positions, and sums over atoms, in float64.
+    """A wrapper of an atom model that computes position differences, and sums over atoms, in float64.
 
     Args:
-        model: Model such as `SchNet`, which does so for positions in float64.
+        model: Model such as `SchNet`, which computes both in float64 if positions are float64.
     """
 
     def __init__(self, model: "AtomModel") -> None:
@@ -148,13 +148,13 @@ class Float64Model(nn.Module):
         self.signature = inspect.Signature(list(_parameters(model)))
 
     def forward(self, z: Tensor, pos: Tensor, *args: Any, **others: Any) -> Tensor:
-        """Return the model's result, rounded to the type of the positions or of the weights, the larger of both."""
+        """Return the model's result in the type of the positions or of the weights, whichever is wider."""
         kept = torch.promote_types(self.model.embedding.weight.dtype, pos.dtype)
         return self.model(z, pos.double(), *args, **others).to(kept)
 
 
 def as_predicted(model: nn.Module, forces: bool) -> nn.Module:
-    """Return the model for a program: models of atoms compute in float64, and `forces` adds forces."""
+    """Wrap a model for use in a program: atom models compute in float64, and `forces=True` adds forces."""
     from popgeo.nn.models.atom_model import AtomModel  # imports PyG
 
     model = Float64Model(model) if isinstance(model, AtomModel) else model
@@ -162,7 +162,7 @@ def as_predicted(model: nn.Module, forces: bool) -> nn.Module:
 
 
 def input_name(slot: Slot) -> str:
-    """Return the name of a batch's tensor among a program's inputs: `x`, or `x[paper]` if there are types."""
+    """Return the name of a program's input for a tensor of a batch: `x`, or `x[paper]` if there are types."""
     if slot.store is None:
         return slot.name
     return f"{slot.name}[{slot.store if isinstance(slot.store, str) else '-'.join(slot.store)}]"
@@ -171,7 +171,7 @@ def input_name(slot: Slot) -> str:
 def call_of(
     model: nn.Module, layout: Layout, *, arguments: Mapping[str, Any] | None = None, results: Sequence[str] = ()
 ) -> ModelCall:
-    """Return the call of a model: each argument gets the attribute of the batch with the same name.
+    """Return how to call a model: each argument gets the attribute of the batch with the same name.
 
     `num_graphs`, `num_nodes`, `num_edges` and PyG's `batch_size` are numbers of slots. Names such as `x_dict` are
     dictionaries by type. If the only argument is not an attribute, such as `data`, or is called `batch`, it gets the
@@ -210,19 +210,19 @@ def call_of(
 
 
 def counts_of(sizes: FixedSizeOptions) -> dict[str, Any]:
-    """Return numbers of a batch's slots by the names of models' arguments. Types are never counted together."""
+    """Return a batch's slot counts by argument name, such as `num_nodes`. Types are counted separately."""
     counts: dict[str, Any] = {"num_graphs": sizes.num_graphs, "batch_size": sizes.num_graphs}
     of_nodes = {} if isinstance(sizes.num_nodes, dict) else {"num_nodes": sizes.num_nodes, "num_edges": sizes.num_edges}
     return counts | of_nodes
 
 
 def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | Level | Axis]) -> dict[str, Axis]:
-    """Return the level of each result's rows: the given level, or the level with the same number of slots.
+    """Return the level of each result: the given level, or the level whose number of slots equals the number of rows.
 
-    Results that fit no level are left out.
+    Results that match no level are left out.
 
     Raises:
-        ValueError: no result fits a level, or a result fits two.
+        ValueError: no result matches a level, or a result matches two levels.
     """
     options = layout.options
     axes = [Axis(Level.GRAPH, None), *dict.fromkeys(s.axis for s in layout.slots if s.axis.level is not Level.GRAPH)]
@@ -254,7 +254,7 @@ def axes_of_results(results: Tensors, layout: Layout, given: Mapping[str, str | 
 
 
 def names_taken(model: nn.Module, attributes: Collection[str]) -> frozenset[str] | None:
-    """Return the attributes that a model can take, by the names of its arguments; None if it takes the whole batch.
+    """Return the attributes that match a model's argument names; None if the model takes the whole batch.
 
     Args:
         model: The model.
@@ -267,14 +267,14 @@ def names_taken(model: nn.Module, attributes: Collection[str]) -> frozenset[str]
 
 
 def _parameters(model: nn.Module) -> Iterator[inspect.Parameter]:
-    """Return the named arguments of a model's call."""
+    """Return the named parameters of a model's `forward`."""
     signature = getattr(model, "signature", None) or signature_of(model)
     loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return (one for one in signature.parameters.values() if one.kind not in loose)
 
 
 def _as_batch(tensors: Mapping[Any, Tensor], constants: Mapping[str, Any]) -> "Batch":
-    """Return a batch of tensors that are given by store and name."""
+    """Build a batch from tensors by store and name."""
     from torch_geometric.data import Batch, Data, HeteroData
 
     has_types = any(store is not None for store, _ in tensors)
@@ -286,7 +286,7 @@ def _as_batch(tensors: Mapping[Any, Tensor], constants: Mapping[str, Any]) -> "B
 
 
 def _named(results: Any, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-    """Return the tensors of a model's results with their names."""
+    """Return the tensors in a model's results, by name."""
     if isinstance(results, Tensor):
         pairs: Any = [(names[0] if names else "out", results)]
     elif isinstance(results, Mapping):

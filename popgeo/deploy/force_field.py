@@ -1,4 +1,4 @@
-"""A force field: a model of atoms, the energies of elements and the scale of its training; and its file."""
+"""Force fields, which combine a model of atoms with reference energies and a scale, and their files."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ _KIND, _VERSION = "force field", 2
 
 
 class ForceField(nn.Module):
-    """A model of energies: reference energies of elements, in float64, plus a network's binding energy.
+    """An energy model: the sum of float64 reference energies of elements and a network's binding energy.
 
     If a structure has an element that was not in the training set, its energy and forces are NaN.
 
@@ -86,7 +86,7 @@ class ForceField(nn.Module):
 
     @property
     def neighbor_rule(self) -> NeighborRule:
-        """Rule that all pairs of atoms within the cutoff interact. They are always listed."""
+        """Rule that all pairs of atoms within the cutoff interact. Neighbor lists always contain these pairs."""
         return NeighborRule(cutoff=self.cutoff)
 
     @property
@@ -121,7 +121,7 @@ class ForceField(nn.Module):
         return (energy * torch.where(of_elements.isnan(), torch.nan, 1.0)).double() + of_elements
 
     def prepared(self, structure: Data) -> Data:
-        """Return a structure as input of the model: in float64, with its neighbors within the cutoff.
+        """Return a structure as model input: in float64, with its neighbors within the cutoff.
 
         Raises:
             ValueError: it has an element that was not in the training set, or neighbors cannot be listed; see
@@ -157,7 +157,7 @@ class ForceField(nn.Module):
 
 
 def _like(name: str, settings: dict[str, Any], state: dict[str, Tensor]) -> ForceField:
-    """Return a force field for weights, after a check that its settings declare these weights.
+    """Return an untrained force field, after a check that its settings match the shapes of some weights.
 
     Raises:
         ValueError: the settings declare more layers than there are weights, or weights of different shapes.

@@ -1,4 +1,4 @@
-"""Loading of weights into a model, from a checkpoint of Lightning or a `state_dict`, without executing anything."""
+"""Loading weights into a model from a Lightning checkpoint or a `state_dict`, without executing code."""
 
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ def load_weights(path: Path, model: Any) -> nn.Module:
 
     Args:
         path: A checkpoint with a `state_dict`, such as Lightning's, or a `state_dict`.
-        model: A module, which gets the weights. Parameter names in the file may have a prefix, such as "model.". Or a
-            class of `LightningModule`.
+        model: A module, into which the weights are loaded, or a class of `LightningModule`. Parameter names in the file
+            may have a prefix, such as "model.".
 
     Raises:
-        ValueError: a checksum does not match, or the file does not hold weights of this model, or more than weights.
+        ValueError: a checksum does not match, the file has no weights for this model, or it contains more than weights.
     """
     if isinstance(model, type):
         file = written_again(checked_entries(path, "checkpoint")[0])
@@ -31,7 +31,7 @@ def load_weights(path: Path, model: Any) -> nn.Module:
 
 
 def _of_model(state: dict[str, Tensor], names: set[str], path: Path) -> dict[str, Tensor]:
-    """Return the weights with the model's names: the prefix under which the file has all of them is removed."""
+    """Return the weights under the model's names, without a prefix that all names in the file have."""
     ends = [name for name in state if name in names or any(name.endswith(f".{one}") for one in names)]
     prefixes = {""} | {name[: name.index(".", i) + 1] for name in ends for i in range(len(name)) if "." in name[i:]}
     fitting = [prefix for prefix in sorted(prefixes, key=len) if all(prefix + name in state for name in names)]

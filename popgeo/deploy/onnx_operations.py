@@ -19,7 +19,7 @@ _ATEN = torch.ops.aten
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return decompositions of operations into operations that the converter writes correctly.
 
-    Derivatives do not exist in ONNX; torch has their decompositions.
+    ONNX has no operations for derivatives, but torch can decompose them.
     """
     of_torch = {op: form for op, form in decomposition_table.items() if "backward" in str(op)}
     return of_torch | {
@@ -58,7 +58,7 @@ def _index_add(into: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
 
 
 def _index_put(into: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    """Sum values at places named by several indices; other calls are left to the converter."""
+    """Convert `index_put` with several indices that adds values. The converter handles all other calls."""
     leading = [index for index in indices if index is not None]
     if not accumulate or len(leading) < len(indices) or any(index.dtype == torch.bool for index in leading):
         return NotImplemented
@@ -74,7 +74,7 @@ def _index_put(into: Tensor, indices: Sequence[Tensor | None], values: Tensor, a
 def _scatter_reduce(
     into: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
-    """Compute a mean as a sum over a count; other reductions are left to the converter."""
+    """Convert a mean to a sum divided by a count. The converter handles all other reductions."""
     if reduce != "mean":
         return NotImplemented
     old = into if include_self else into.scatter(dim, index, torch.zeros_like(src))
@@ -84,7 +84,7 @@ def _scatter_reduce(
 
 
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
-    """Compute the angle. The converter returns -pi in place of pi on the negative x axis."""
+    """Convert `atan2`. The converter's own version returns -pi instead of pi on the negative x axis."""
     angle = torch.atan(y / x)
     left = torch.where(y < 0, angle - math.pi, angle + math.pi)
     return torch.where(x < 0, left, torch.where(x == 0, torch.sign(y) * (math.pi / 2), angle))

@@ -1,4 +1,4 @@
-"""Programs as files of ONNX, which onnxruntime runs without torch and without popgeo."""
+"""Programs as ONNX files, which onnxruntime runs without torch and without popgeo."""
 
 import importlib
 import json
@@ -20,11 +20,11 @@ _SEAL = b"\x0a\x0dpopgeo.sha256\x12" + bytes([SEAL_BYTES])  # an entry of `metad
 
 
 def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], notes: str) -> bytes:
-    """Return a program as a file of ONNX with named inputs and outputs.
+    """Return a program as the bytes of an ONNX file with named inputs and outputs.
 
     Args:
         modules: One program of torch's operations. It takes tensors in order and returns several.
-        examples: Tensors like its inputs, by name.
+        examples: Example tensors for the program's inputs, by name.
         notes: Inputs, results and sizes of the program, as JSON.
 
     Returns:
@@ -71,17 +71,17 @@ def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], n
 
 
 def read_notes_of_onnx(data: bytes) -> str:
-    """Return the notes of a file, or an empty text.
+    """Return the metadata of a file, or an empty string.
 
     Raises:
         ImportError: onnx is not installed.
-        ValueError: the file holds anything but one graph of ONNX's own operations.
+        ValueError: the file contains anything except one graph of ONNX's own operations.
     """
     return {entry.key: entry.value for entry in _checked(data).metadata_props}.get(_NOTES, "")
 
 
 def open_onnx(data: bytes, inputs: Sequence[Tensors]) -> list[Callable[..., list[Tensor]]]:
-    """Return a list with a function that runs a file of ONNX on tensors in the order of `inputs`.
+    """Return a list of one function, which runs an ONNX file on tensors in the order of `inputs`.
 
     Raises:
         ImportError: onnx or onnxruntime is not installed.
@@ -103,9 +103,10 @@ def open_onnx(data: bytes, inputs: Sequence[Tensors]) -> list[Callable[..., list
 
 
 def _checked(data: bytes) -> Any:
-    """Return the model in a file, after a check that it is one graph of ONNX's own operations with all its tensors.
+    """Return the model in a file after a check that it is safe to run.
 
-    Graphs within graphs, such as loops, and functions could run forever; other domains could load libraries.
+    The model must be one graph of ONNX's own operations, and the file must contain all of its tensors. Functions and
+    nested graphs, such as loops, could run forever, and operations of other domains could load libraries.
     """
     onnx = needed("onnx")
     try:
@@ -135,7 +136,7 @@ def needed(package: str) -> Any:
     """Import a package that is not part of every installation.
 
     Raises:
-        ImportError: it is missing; the message says how to install it.
+        ImportError: the package is missing. The message says how to install it.
     """
     try:
         return importlib.import_module(package)

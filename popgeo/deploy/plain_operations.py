@@ -1,4 +1,4 @@
-"""A model as a program of torch's own operations, forward and backward, which runs without popgeo."""
+"""Conversion of a model to a program of torch's own operations, which runs without popgeo."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,10 +20,10 @@ from popgeo.ops.exp_or_zero import least_exponent, sigmoid_or_zero
 
 
 def plain_module(model: nn.Module, examples: Mapping[str, Tensor]) -> fx.GraphModule:
-    """Return a model as a module of torch.fx, with its own weights, that needs neither the model's source nor popgeo.
+    """Return a model as a torch.fx module with weights, which runs without the model's source and without popgeo.
 
     Args:
-        model: Takes the tensors in order, as `FixedModel` does.
+        model: Module that takes tensors in order, as `FixedModel` does.
         examples: Example of each tensor, by name.
 
     Raises:
@@ -64,7 +64,7 @@ def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
 
 
 def _row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
-    """Return the row of each edge; the number after the last row for edges outside the pointers, [num_edges]."""
+    """Return the row of each edge, or the number of rows for an edge outside all rows, [num_edges]."""
     starts = indptr.new_zeros(num_edges + 1).scatter_add(0, indptr.long(), torch.ones_like(indptr))
     row = starts.cumsum(0)[:-1] - 1
     return torch.where(row < 0, indptr.shape[0] - 1, row).long()

@@ -40,7 +40,7 @@ def predict(arguments: Sequence[str]) -> int:
 
 
 def _graphs(asked: argparse.Namespace, takes_float64: bool) -> Any:
-    """Return the graphs of a store, or of files that `popgeo convert` reads, in float64 if the model takes it."""
+    """Read graphs from a store, or from files that `popgeo convert` reads, in float64 if the model accepts it."""
     if (Path(asked.source) / "manifest.json").exists():
         return FlatStore.open(asked.source)
     asked.labels, asked.double = "none", asked.double or takes_float64
@@ -48,7 +48,7 @@ def _graphs(asked: argparse.Namespace, takes_float64: bool) -> Any:
 
 
 def _with_neighbors(asked: argparse.Namespace, graphs: Any) -> tuple[Predictor, list[Any]]:
-    """Return a predictor of a force field of `popgeo train`, and the structures with neighbors up to its cutoff.
+    """Return a predictor for a force field from `popgeo train`, and structures with neighbors up to its cutoff.
 
     Raises:
         ValueError: `popgeo train` did not write the file, or --cutoff contradicts it.
@@ -67,7 +67,7 @@ def _with_neighbors(asked: argparse.Namespace, graphs: Any) -> tuple[Predictor, 
 
 
 def _predictor(asked: argparse.Namespace) -> Predictor:
-    """Return a predictor of the model that the command names.
+    """Return a predictor for the model that the command names.
 
     Raises:
         ValueError: the model cannot be imported or loaded.

@@ -1,4 +1,4 @@
-"""The results of a predictor in the order of the graphs: one tensor per name, or graph by graph."""
+"""Results of a predictor in the order of the graphs, as one tensor per name or graph by graph."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predictions(Mapping[str, Tensor]):
-    """The results of graphs, in their order.
+    """The predicted results of many graphs, in the order of the graphs.
 
     Args:
         num_graphs: Number of graphs, including failed ones.
@@ -56,7 +56,7 @@ class Predictions(Mapping[str, Tensor]):
         return len(self.tensors)
 
     def of(self, graph: int) -> dict[str, Tensor]:
-        """Return the rows of one graph by name; a result for graphs has one row, [1, ...].
+        """Return the results of one graph by name. A result per graph has one row, [1, ...].
 
         Raises:
             Exception: the error of the graph, if it failed.
@@ -73,7 +73,7 @@ class Predictions(Mapping[str, Tensor]):
 
     @staticmethod
     def concatenate(parts: "Iterable[Predictions]") -> "Predictions":
-        """Join the results of several lists of graphs."""
+        """Concatenate the results of several lists of graphs."""
         parts = list(parts)
         like = next((part for part in parts if part.tensors), Predictions(num_graphs=0))
         errors: dict[int, Exception] = {}
@@ -87,13 +87,13 @@ class Predictions(Mapping[str, Tensor]):
         return Predictions(num_graphs=start, tensors=values, axes=like.axes, ptr=ptr, errors=errors)
 
     def to_frames(self) -> "dict[str, pd.DataFrame]":
-        """Return a table for each level: one row per graph, node or edge, with the number of its graph.
+        """Return one table per level, with one row per graph, node or edge and the number of its graph.
 
         A result with several columns becomes `forces_0`, `forces_1` and so on. If the graphs are from a folder, `file`
         is the name of the graph's file.
 
         Raises:
-            ValueError: two results have the same columns, such as `forces_0`, and `forces` with several columns.
+            ValueError: two results have the same column, such as a result `forces_0` and the first column of `forces`.
         """
         import pandas as pd
 
@@ -112,7 +112,9 @@ class Predictions(Mapping[str, Tensor]):
         return frames
 
     def save(self, path: str | Path) -> list[Path]:
-        """Write the results: `.npz` holds all tensors and the first row of each graph, `.csv` and `.parquet` tables.
+        """Write the results to a `.npz`, `.csv` or `.parquet` file.
+
+        A `.npz` file has all tensors and the first row of each graph. The other formats contain tables.
 
         Nodes and edges have separate tables, such as `results.nodes.csv` next to `results.csv`.
 
@@ -139,7 +141,7 @@ class Predictions(Mapping[str, Tensor]):
 
 
 def check_ending(path: Path) -> None:
-    """Check before the prediction that results can be written to a file.
+    """Check, before a prediction starts, that its results can be written to a file.
 
     Raises:
         ValueError: the ending is unknown, the package for it is not installed, or the folder does not exist.
@@ -153,7 +155,7 @@ def check_ending(path: Path) -> None:
 
 
 def _all_failed(part: Predictions, like: Predictions) -> Predictions:
-    """Return empty or NaN rows for a list of failed graphs."""
+    """Return results for a list of failed graphs: no rows for nodes and edges, NaN for graphs."""
     counts = {axis: np.full(part.num_graphs, axis == GRAPHS, np.int64) for axis in like.axes.values()}
     rows = {name: tensor[:0] for name, tensor in like.items()}
     return replace(in_order(rows, like.axes, np.empty(0, np.int64), counts), num_graphs=part.num_graphs)
@@ -168,12 +170,12 @@ def _as_array(tensor: Tensor) -> np.ndarray:
 def in_order(
     rows: Mapping[str, Tensor], axes: Mapping[str, Axis], graphs: np.ndarray, counts: Mapping[Axis, np.ndarray]
 ) -> Predictions:
-    """Put results into the order of the graphs' numbers.
+    """Sort results by graph number.
 
     Args:
         rows: Results, graph after graph in any order.
         axes: Level and type of the rows of each result.
-        graphs: Numbers of the graphs in that order, each at most once. int64 [number of graphs with results]
+        graphs: Number of each graph in the order of `rows`, each at most once. int64 [number of graphs with results]
         counts: Number of rows of each graph along each axis, including graphs without results. int64 [num_graphs]
     """
     values: dict[str, Tensor] = {}
@@ -189,7 +191,7 @@ def in_order(
 
 
 def _places(graphs: np.ndarray, counts: np.ndarray, is_graphs: bool) -> tuple[Tensor, Tensor]:
-    """Return the place of each row in the order of graphs, and the first row of each graph."""
+    """Return the position of each row after sorting by graph, and the first row of each graph."""
     of_came = counts[graphs]
     kept = counts.copy() if is_graphs else np.zeros_like(counts)
     kept[graphs] = of_came
@@ -199,7 +201,7 @@ def _places(graphs: np.ndarray, counts: np.ndarray, is_graphs: bool) -> tuple[Te
 
 
 def to_records(predictions: Predictions) -> Iterator[dict[str, Any]]:
-    """Yield the results graph by graph; a failed graph gives its exception."""
+    """Yield the results graph by graph, or the exception of a failed graph."""
     for graph in range(predictions.num_graphs):
         failed = predictions.errors.get(graph)
         yield {"error": failed} if failed is not None else predictions.of(graph)

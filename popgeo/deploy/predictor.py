@@ -1,4 +1,4 @@
-"""The predictor: graphs of any sizes in, a trained model's results out, in order, at a few fixed shapes."""
+"""A predictor that applies a trained model to graphs of any size, in batches of a few fixed shapes."""
 
 import copy
 import warnings
@@ -37,7 +37,7 @@ _OF_STREAM = 4096  # graphs of a stream that are read ahead
 
 
 def _keeps(errors: str) -> bool:
-    """Return whether to keep errors of graphs, rather than raise them."""
+    """Check whether errors of graphs are kept instead of raised."""
     if errors not in ("raise", "keep"):
         raise ValueError(f"errors is {errors!r}; pass 'raise' or 'keep'.")
     return errors == "keep"
@@ -59,11 +59,11 @@ class PredictorArguments(TypedDict, total=False):
 
 @names_arguments
 class Predictor:
-    """A predictor for graphs of any sizes, which it packs into batches of a few fixed shapes, each compiled once.
+    """A predictor that packs graphs of any size into batches of a few fixed shapes, and compiles each shape once.
 
     Each argument of the model gets the attribute of the graphs with the same name, or a number such as `num_graphs`. If
     the only argument is not an attribute, such as `data`, it gets the whole batch. The model is copied, and predicts as
-    in `model.eval()`. Results are tensors with one row per graph, node or edge; their numbers of rows decide which.
+    in `model.eval()`. Results are tensors with one row per graph, node or edge; the number of rows decides the level.
 
     Args:
         model: The model.
@@ -72,7 +72,7 @@ class Predictor:
             Default: `"cuda"` for a model or a `device` on a GPU, else `"cpu"`.
         device: Device that the model runs on. Default: the device of its weights.
         batch_size: Average number of real graphs in a batch, if shapes are chosen. Default: about two thousand nodes.
-        max_shapes: Largest number of shapes, if they are chosen. Each further one must save a twentieth of the slots.
+        max_shapes: Largest number of shapes, if they are chosen. Each further shape must save a twentieth of the slots.
         forces: Whether a model of energies returns `energy` and `forces`, the negative gradient by `pos`.
         arguments: Constant arguments of the model, such as `{"half_list": True}`.
         results: Names of the results of a model that returns a tuple; or the level of results whose number of rows is
@@ -129,7 +129,7 @@ class Predictor:
 
     @classmethod
     def of_programs(cls, programs: Sequence[FixedProgram], device: torch.device | str = "cpu") -> "Predictor":
-        """Return a predictor of finished programs, such as the programs of a file. Its shapes cannot grow.
+        """Return a predictor for existing programs, such as the programs in a file. Its shapes cannot grow.
 
         Args:
             programs: One program per shape; their inputs and results have the same names.
@@ -146,7 +146,7 @@ class Predictor:
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, model: Any, **choices: Unpack[PredictorArguments]) -> "Predictor":
-        """Return a predictor with the weights of a file: a checkpoint of Lightning, or a `state_dict`.
+        """Return a predictor with weights from a file: a Lightning checkpoint or a `state_dict`.
 
         Args:
             path: The file. Nothing in it is executed if `model` is a module.
@@ -169,10 +169,10 @@ class Predictor:
         self.num_compilations = 0
 
     def __call__(self, graphs: Any, *, errors: str = "raise", progress_bar: bool | None = None) -> Predictions:
-        """Return the results of all graphs, in their order.
+        """Predict the results of all graphs, in the order of the graphs.
 
-        In a group of `torch.distributed`, such as torchrun's, each process predicts for a part of the graphs, and
-        every process gets all results.
+        In a group of `torch.distributed`, such as torchrun's, each process predicts a part of the graphs,
+        and every process returns all results.
 
         Args:
             graphs: A dataset, a list or any iterable of graphs or of batches, a `FlatStore`, or a loader, whose order
@@ -189,15 +189,15 @@ class Predictor:
         return shared_out(graphs, lambda part, start: self._all(part, start, keep, progress_bar))
 
     def stream(self, graphs: Iterable[Any], *, errors: str = "raise", ahead: int = _OF_STREAM) -> Iterator[Any]:
-        """Yield the results of one graph after the other, for an iterable that may never end.
+        """Yield the results graph by graph. The iterable may be infinite.
 
         Args:
             graphs: The graphs.
-            errors: `"raise"`, or `"keep"`: a failed graph then gives `{"error": exception}`.
+            errors: `"raise"`, or `"keep"`, which yields `{"error": exception}` for a failed graph.
             ahead: Number of graphs that are read and packed at a time. A larger number means less padding.
 
         Yields:
-            For each graph a dictionary of its rows; results for graphs are [1, ...].
+            A dictionary of results for each graph. Results per graph have the shape [1, ...].
         """
         keep, start = _keeps(errors), 0
         for piece in pieces(graphs, ahead):
@@ -206,7 +206,7 @@ class Predictor:
             start += predicted.num_graphs
 
     def _all(self, graphs: Any, start: int, keep: bool, progress_bar: bool | None) -> Predictions:
-        """Predict for the graphs of this process; `start` is the number of the first graph."""
+        """Predict the results of this process's graphs; `start` is the number of the first graph."""
         total = len(graphs) if hasattr(graphs, "__len__") else None
         parts = []
         with bar("predicting", "graphs", total=total, show=progress_bar) as shown:
@@ -218,7 +218,7 @@ class Predictor:
 
     @plain_surroundings()
     def _piece(self, graphs: Any, start: int, keep: bool) -> Predictions:
-        """Predict for a list of graphs, or a flat store."""
+        """Predict the results of a list of graphs, or of a flat store."""
         refuse_transforms()
         reader = self._reader or self._first_reader(graphs)
         store, right, errors = reader.read(graphs, start, keep)
@@ -239,7 +239,7 @@ class Predictor:
         return replace(found, errors=dict(sorted((errors | failed).items())))
 
     def _first_reader(self, graphs: Any) -> GraphReader:
-        """Return the reader of graphs until a program has been made."""
+        """Return the reader that is used until the first program has been compiled."""
         assert self._maker is not None  # a predictor of programs has a reader
         some: Any = graphs[0] if isinstance(graphs, FlatStore) else next((g for g in graphs if hasattr(g, "keys")), {})
         return GraphReader(layout=self._maker.layout, names=names_taken(self._maker.model, some.keys()))
@@ -247,7 +247,7 @@ class Predictor:
     def _made_to_fit(
         self, store: FlatStore, right: np.ndarray, start: int, keep: bool, errors: dict[int, Exception]
     ) -> tuple[FlatStore, np.ndarray]:
-        """Return the graphs that fit a shape, after shapes were chosen, or the largest has grown.
+        """Return the graphs that fit a shape. Choose the shapes first if there are none, or enlarge the largest shape.
 
         Raises:
             ValueError: a graph is too large for programs of a file, and `keep` is False.
@@ -281,7 +281,7 @@ class Predictor:
         return store.view(np.flatnonzero(fits)), right[fits]
 
     def _program(self, i: int, store: FlatStore) -> FixedProgram:
-        """Return the program of a shape, compiled at the first call."""
+        """Return the program of a shape, which is compiled at the first call."""
         if i not in self.programs:
             assert self._maker is not None  # a predictor of programs has them all
             self.programs[i] = program = self._maker(self.shapes[i].with_rows_for(store), store)

@@ -1,4 +1,4 @@
-"""Collectives among the processes of a Predictor; a failure names the processes that have ended."""
+"""Collectives among the processes of a Predictor. If one fails, the error names the processes that have ended."""
 
 import os
 import socket
@@ -16,11 +16,11 @@ _members: tuple[Any, list[tuple[str, int]]] | None = None  # a process group, an
 
 
 def shared_out(graphs: Any, predict: Callable[[Any, int], Predictions]) -> Predictions:
-    """Return predictions for all graphs; each process of `torch.distributed` predicts for a part of them.
+    """Return predictions for all graphs. Each process of `torch.distributed` predicts a part of the graphs.
 
     Args:
         graphs: An iterable of graphs.
-        predict: Predicts for a list of graphs; its second argument is the number of the first one.
+        predict: Function that predicts a list of graphs. Its second argument is the number of the first graph.
     """
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if world == 1:
@@ -76,7 +76,7 @@ def together(act: str, collective: Any, *arguments: Any) -> None:
 
 
 def _ended(process: int) -> bool:
-    """Return whether a process of this machine has ended, even if its status has not been read yet."""
+    """Check whether a process of this machine has ended, even if its exit status has not been read yet."""
     try:
         os.kill(process, 0)
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"

@@ -126,7 +126,7 @@ def load(path: str | Path, backend: Backend | str | None = "cpu", *, run_machine
 
     Raises:
         ImportError: a package for the format is not installed.
-        ValueError: the file is of a different kind or version, is truncated or changed, holds executable code, or is
+        ValueError: the file is of a different kind or version, is truncated or changed, contains code, or is
             machine code and `run_machine_code` is False.
         OSError: the file cannot be read.
     """
@@ -165,7 +165,7 @@ def _loaded(data: bytes, path: str, backend: Backend | str | None, run_machine_c
 
 
 def _at_these_sizes(predictor: Predictor, graphs: Sequence[Any]) -> Predictions:
-    """Predict, and raise if a shape would have to grow.
+    """Predict with the shapes of the program; raise if a graph needs a larger shape.
 
     Raises:
         ValueError: a shape would have to grow.
@@ -179,7 +179,7 @@ def _at_these_sizes(predictor: Predictor, graphs: Sequence[Any]) -> Predictions:
 
 
 def _largest(tensor: Tensor) -> float:
-    """Return the largest absolute value of the finite elements; 0 without elements."""
+    """Return the largest absolute value of the finite elements, or 0 if there are none."""
     return float(tensor.detach().abs().double().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
 
 

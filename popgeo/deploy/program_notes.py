@@ -1,4 +1,4 @@
-"""The notes in a file with programs: inputs, results, sizes, layout and units, as JSON."""
+"""Metadata of a program file: inputs, results, sizes, layout and units of its programs, as JSON."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _BY_NAME = ("AttrNamePadding", "NodeTypePadding", "EdgeTypePadding")  # classes 
 
 
 def write_notes(programs: Sequence[tuple[FixedProgram, Tensors]], format: str, units: Mapping[str, str]) -> str:
-    """Return the notes of a file.
+    """Return the metadata of a program file as JSON.
 
     Args:
         programs: Programs of the file, each with example tensors of all its results, in order.
@@ -42,7 +42,7 @@ def write_notes(programs: Sequence[tuple[FixedProgram, Tensors]], format: str, u
 
 
 def read_notes(text: str) -> tuple[str, list[FixedProgram], list[list[str]]]:
-    """Return the format of a file, its programs without their `run`, and the names of all results of each.
+    """Return the format of a file, its programs (without `run`), and the names of each program's results.
 
     Raises:
         ValueError: the notes are of a different version, or an entry is missing or of a wrong type.
@@ -63,7 +63,7 @@ def read_notes(text: str) -> tuple[str, list[FixedProgram], list[list[str]]]:
 
 
 def _told(program: FixedProgram, results: Tensors) -> dict[str, Any]:
-    """Return the notes of one program."""
+    """Return the metadata of one program."""
     axes = {name: program.axes.get(name) for name in results}
     return {
         "inputs": {name: [list(one.shape), torch_name(one.dtype)] for name, one in program.inputs.items()},
@@ -74,7 +74,7 @@ def _told(program: FixedProgram, results: Tensors) -> dict[str, Any]:
 
 
 def _program(told: Mapping[str, Any]) -> FixedProgram:
-    """Return the program that notes describe, without its `run`."""
+    """Return the program that the metadata describe, without `run`."""
     layout = {name: _unpacked(value) for name, value in told["layout"].items()}
     layout["index_dtype"] = torch_thing("dtype", layout["index_dtype"])
     sizes = {name: _unpacked(value) for name, value in told["sizes"].items()}
@@ -101,7 +101,7 @@ def _program(told: Mapping[str, Any]) -> FixedProgram:
 
 
 def _numbers(value: Any) -> Iterator[Any]:
-    """Yield the numbers of a size or of a padding value: one number, or one per type."""
+    """Yield the numbers in a size or in a padding value, which may have one number per type."""
     if isinstance(value, Mapping):
         for one in value.values():
             yield from _numbers(one)
@@ -112,7 +112,7 @@ def _numbers(value: Any) -> Iterator[Any]:
 
 
 def _packed(value: Any) -> Any:
-    """Return a choice for JSON. A dictionary becomes a list of pairs, because its keys may be types of edges."""
+    """Convert an option to JSON. A dictionary becomes a list of pairs, because its keys may be tuples (edge types)."""
     if isinstance(value, Mapping):
         return {"pairs": [[_packed(key), _packed(one)] for key, one in value.items()]}
     if isinstance(value, torch.dtype):
@@ -124,7 +124,7 @@ def _packed(value: Any) -> Any:
 
 
 def _unpacked(value: Any) -> Any:
-    """Return the choice that `_packed` has packed."""
+    """Return the option that `_packed` converted to JSON."""
     for kind in _BY_NAME if isinstance(value, dict) else ():
         if kind in value:
             made: Any = getattr(import_module("torch_geometric.transforms.pad"), kind)

@@ -1,4 +1,4 @@
-"""Conversion of users' graphs to a program's flat inputs, and errors for graphs that differ from these inputs."""
+"""Conversion of users' graphs to a program's flat inputs, and errors for graphs that do not match these inputs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ class GraphReader:
 
     Args:
         layout: Layout of batches.
-        names: Attributes that the program takes; None for all.
+        names: Attributes that the program uses; None for all.
         sizes: Sizes of a batch that has `kinds`.
         kinds: Shape and type of each input of the program; None for any graphs with equal kinds.
     """
@@ -39,7 +39,7 @@ class GraphReader:
     kinds: Kinds | None = None
 
     def read(self, graphs: Any, first: int = 0, keep: bool = False) -> tuple[FlatStore | None, Any, dict[int, Any]]:
-        """Return the valid graphs as a flat store, their numbers, and the errors of the others.
+        """Return the valid graphs as a flat store, their numbers, and the errors of invalid graphs.
 
         Args:
             graphs: A flat store, a dataset that can be flattened, or a list. In a list, an exception takes the place
@@ -84,7 +84,7 @@ class GraphReader:
         return flat, np.array(right, np.int64), named_errors
 
     def _flat(self, graphs: Any, keys: set[str]) -> FlatStore:
-        """Return the graphs as a flat store, without attributes that the program does not take."""
+        """Return the graphs as a flat store, without attributes that the program does not use."""
         known, counting = self.names or keys, set(COUNT_NODES)
         # An attribute of the program counts the nodes, or else the attribute that PyG counts by.
         left_out = sorted(keys - known - (set() if keys & known & counting else counting))
@@ -103,7 +103,7 @@ class GraphReader:
         return {input_name(slot): (slot.shape, slot.dtype) for slot in slots}
 
     def _why_not(self, found: Kinds) -> str | None:
-        """Return the first difference from the program's inputs, as text; None without a difference."""
+        """Return a message about the first difference from the program's inputs, or None if there is no difference."""
         for name, (shape, dtype) in (self.kinds or {}).items():
             if name not in found:
                 return f"it has no {name}; its attributes give {', '.join(found)}. Set {name}."
@@ -117,16 +117,17 @@ class GraphReader:
 
 
 def named(number: int, error: Exception) -> ValueError:
-    """Return an error of one graph with the number of the graph in its message."""
+    """Return the error of one graph with the graph's number in the message."""
     made = ValueError(f"Graph {number}: {str(error).replace('Graph 0', 'it', 1)}")
     made.__cause__ = error
     return made
 
 
 def opened(loader: Any) -> Any:
-    """Return graphs as one flat store, if they lie in memory or flat on disk; of a loader, in its order.
+    """Return a dataset, or the dataset of a loader, as one flat store if possible.
 
-    Any other iterable is returned unchanged, and so is a loader if only its batches have the graphs.
+    A dataset can become a flat store if it is in memory or is stored flat on disk. The graphs of a loader are in the
+    loader's order. Any other iterable or loader is returned unchanged.
 
     Raises:
         ValueError: the loader gives each process a part of the graphs.
@@ -144,10 +145,10 @@ def opened(loader: Any) -> Any:
 
 
 def pieces(graphs: Any, size: int) -> Iterable[Any]:
-    """Yield graphs in pieces of `size`; an exception takes the place of a graph that a dataset could not give.
+    """Yield graphs in groups of `size`. If a dataset raises for a graph, the exception replaces the graph.
 
-    A flat store is cut into views, a dataset is indexed, and any other iterable is iterated over. Batches, also of a
-    loader, are taken apart without their padding.
+    A flat store is cut into views, a dataset is indexed, and any other iterable is iterated over. Batches are split
+    into their graphs, without padding.
 
     Raises:
         ValueError: `graphs` is one graph.
@@ -167,7 +168,7 @@ def pieces(graphs: Any, size: int) -> Iterable[Any]:
 
 
 def _graphs_of(item: Any) -> Any:
-    """Return the graphs of a batch, without padding; any other item in a list."""
+    """Return the graphs of a batch without padding; return any other item as a list of one item."""
     from popgeo.data.pad import unpad
 
     if not is_graph_data(item) or not hasattr(item, "to_data_list"):
@@ -183,6 +184,6 @@ def _at(dataset: Any, i: int) -> Any:
 
 
 def reader_of(program: FixedProgram, names: frozenset[str] | None) -> GraphReader:
-    """Return a reader of graphs, with the attributes of these names, for a program."""
+    """Return a reader that converts graphs to inputs of a program, with the attributes in `names`."""
     kinds = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in program.inputs.items()}
     return GraphReader(layout=program.layout, names=names, sizes=program.sizes, kinds=kinds)

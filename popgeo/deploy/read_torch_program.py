@@ -40,7 +40,7 @@ _STATE = {"buffer": "buffer_name", "parameter": "parameter_name", "tensor_consta
 
 
 def read_program(entries: Mapping[str, bytes], name: str, inputs: Mapping[str, Tensor]) -> fx.GraphModule:
-    """Return one program of a file, built from operations that a file may hold.
+    """Read one program from a file that may contain only allowed operations.
 
     Args:
         entries: Entries of the archive, by names without the first folder.
@@ -79,7 +79,7 @@ def read_program(entries: Mapping[str, bytes], name: str, inputs: Mapping[str, T
 
 
 def _fixed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, or raise if it has an expression, which torch's own reader would evaluate."""
+    """Return a JSON object, or raise if it contains an expression, which torch's own reader would evaluate."""
     found = dict(pairs)
     if "as_expr" in found or len(found) < len(pairs):
         raise ValueError("a size is an expression, or a name occurs twice, which a fixed program does not need")
@@ -87,14 +87,14 @@ def _fixed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Sizes(fx.Interpreter):
-    """An interpreter that runs a program on tensors without memory, and checks sizes that kernels do not check."""
+    """An interpreter that runs a program on fake tensors and checks sizes that kernels do not check."""
 
     def __init__(self, module: fx.GraphModule, mode: FakeTensorMode) -> None:
         super().__init__(module)
         self._mode = mode
 
     def fetch_attr(self, target: str) -> Any:
-        """Return a weight as a tensor without memory."""
+        """Return a weight as a fake tensor."""
         return self._mode.from_tensor(super().fetch_attr(target))
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,7 +105,7 @@ class _Sizes(fx.Interpreter):
 
 
 def _add(graph: fx.Graph, nodes: dict[str, fx.Node], node: Mapping[str, Any]) -> None:
-    """Add one operation to the graph, and its results to the named nodes."""
+    """Add one operation to the graph, and its results to `nodes`."""
     target = node["target"].removeprefix("torch.ops.")
     func = safe_operation(target)
     if needs_forward(target):
@@ -130,7 +130,7 @@ def _add(graph: fx.Graph, nodes: dict[str, fx.Node], node: Mapping[str, Any]) ->
 
 
 def _argument(held: Any, nodes: Mapping[str, fx.Node]) -> Any:
-    """Return an argument of an operation: a tensor by its name, a number, an object of torch, or a list of them."""
+    """Return an argument of an operation: a node, a number, a torch object such as a dtype, or a list of these."""
     ((kind, value),) = held.items()
     if kind == "as_none":
         return None
@@ -155,7 +155,7 @@ def _argument(held: Any, nodes: Mapping[str, fx.Node]) -> Any:
 
 
 def _weights(entries: Mapping[str, bytes], kind: str, name: str) -> dict[str, Tensor]:
-    """Return the tensors of a program. Tensors that shared memory when the file was written share it again."""
+    """Read the weights of a program. Weights that shared memory when the file was written share memory again."""
     config = json.loads(entries[f"data/{kind}/{name}_{kind}_config.json"])["config"]
     if config and entries.get("byteorder", b"little").decode() != sys.byteorder:
         raise ValueError("its weights have a different byte order than this processor")

@@ -1,4 +1,4 @@
-"""The run of programs on flat graphs, batch after batch, with results in the order of the graphs."""
+"""Running programs on flat graphs, batch by batch, with results in the order of the graphs."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,10 +119,10 @@ class _Feed:
 def warn_of_others(
     store: FlatStore, batches: Sequence[tuple[FixedProgram, Packs]], device: torch.device, left: int
 ) -> int:
-    """Warn if a graph's result differs when the graph is alone in a batch of other sizes.
+    """Warn if a graph's result depends on the other graphs in its batch, or on the padding.
 
-    Two graphs are tried; more if results are whole numbers, which may agree by chance. If all graphs are alone in their
-    batches, one is tried with different padding.
+    Two graphs are run again, each alone in a batch of a different size. More graphs are run if results are whole
+    numbers, which may agree by chance. If each batch has only one graph, one graph is run with different padding.
 
     Args:
         store: The graphs.
@@ -158,10 +158,10 @@ def warn_of_others(
 def _alone_and_beside(
     store: FlatStore, program: FixedProgram, ids: np.ndarray, device: torch.device
 ) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Yield, for each graph of a batch, its results when it is alone, and its results in the batch."""
+    """Yield, for each graph of a batch, its results alone and its results in the batch."""
     # The two largest graphs, which have rows of all kinds, become the first and the last of the batch.
     ids = np.roll(ids[np.argsort(-store.sizes[ids].sum(1), kind="stable")], -1)
-    # If a graph fails, the others run in several parts.
+    # If a graph fails, the remaining graphs run in several batches.
     parts = [*_Feed(store, program, device).run(Packs.from_lists([ids]), {})]
     for ids, of_batch in sorted(parts, key=lambda part: -len(part[0]))[:1]:
         ends = {name: np.cumsum(_rows_of_graphs(store, axis)[ids]) for name, axis in program.axes.items()}
@@ -188,12 +188,12 @@ def _differs(alone: Tensor, beside: Tensor) -> Tensor:
 
 
 def _is_whole(result: Tensor) -> bool:
-    """Return whether a result has only whole numbers, such as classes, and NaN."""
+    """Check whether all elements of a result are whole numbers, such as classes, or NaN."""
     return not result.is_floating_point() or bool((result.isnan() | (result == result.round())).all())
 
 
 def _for_one(program: FixedProgram, store: FlatStore) -> FixedProgram:
-    """Return the uncompiled model for one graph with the least padding; a program of a file is returned unchanged."""
+    """Return the uncompiled model for one graph with the least padding; return a program from a file unchanged."""
     if program.model is None:
         return program
     slots = store.sizes[0] + [axis.level is Level.NODE for axis in store.size_axes]
@@ -208,7 +208,7 @@ def _for_one(program: FixedProgram, store: FlatStore) -> FixedProgram:
 
 
 def slots_used(store: FlatStore, shapes: Sequence[FixedSizeOptions], packs: Sequence[Packs]) -> dict[str, np.ndarray]:
-    """Return numbers of real nodes, edges and graphs, and of slots in their batches, by type, [2]."""
+    """Return, for each type of node or edge and for graphs, the number of real rows and the number of slots, [2]."""
     axes = *store.size_axes, GRAPHS
     real = *store.sizes.sum(0).tolist(), len(store)
     slots = [sum(len(of) * shape.rows(axis, store) for shape, of in zip(shapes, packs, strict=True)) for axis in axes]

@@ -1,4 +1,4 @@
-"""Programs as files of torch, saved by `torch.export` or compiled by torch, with notes."""
+"""Programs as torch files, saved by `torch.export` or compiled by torch, with metadata."""
 
 import io
 import tempfile
@@ -22,7 +22,7 @@ Functions = Sequence[Callable[..., Sequence[Tensor]]]
 
 
 def write_torch(modules: Modules, examples: Examples, notes: str) -> bytes:
-    """Return a file of programs. `torch.export.load` reads it and returns the first program.
+    """Return the bytes of a file of programs. `torch.export.load` reads the file and returns its first program.
 
     Args:
         modules: The programs. Each takes tensors in order and returns several.
@@ -37,7 +37,7 @@ def write_torch(modules: Modules, examples: Examples, notes: str) -> bytes:
 
 
 def write_compiled(modules: Modules, examples: Examples, notes: str) -> bytes:
-    """Return a file of compiled programs: machine code for this kind of processor, with weights.
+    """Return the bytes of a file with compiled programs (machine code for this type of CPU) and their weights.
 
     The arguments are those of `write_torch`.
 
@@ -60,7 +60,7 @@ def write_compiled(modules: Modules, examples: Examples, notes: str) -> bytes:
 
 
 def parts_of_archive(data: bytes) -> dict[str, bytes]:
-    """Return the parts of a file by their names without the first folder.
+    """Return the entries of an archive by name, without the name of the first folder.
 
     Raises:
         ValueError: neither `write_torch` nor `write_compiled` made the archive.
@@ -72,7 +72,7 @@ def parts_of_archive(data: bytes) -> dict[str, bytes]:
 
 
 def read_notes_of_archive(data: bytes) -> str:
-    """Return the notes of a file, or an empty text."""
+    """Return the metadata of a file, or an empty string."""
     return parts_of_archive(data).get(_NOTES, b"").decode()
 
 
@@ -84,7 +84,7 @@ def open_torch(data: bytes, inputs: Examples) -> Functions:
         inputs: Example tensors of the inputs of each program.
 
     Raises:
-        ValueError: the file holds executable code, or an operation that is not allowed.
+        ValueError: the file contains executable code, or an operation that is not allowed.
     """
     parts = parts_of_archive(data)
     return [read_program(parts, _name(i), given) for i, given in enumerate(inputs)]
@@ -109,7 +109,7 @@ def _exported(module: fx.GraphModule, given: Tensors) -> torch.export.ExportedPr
 
 
 def _packaged(notes: str, **parts: Any) -> bytes:
-    """Return an archive of torch with these parts, and with the notes as an extra file."""
+    """Return a torch archive with these parts and with the metadata as an extra file."""
     from torch.export.pt2_archive._package import package_pt2  # importing it takes a second
 
     file = io.BytesIO()
@@ -120,5 +120,5 @@ def _packaged(notes: str, **parts: Any) -> bytes:
 
 
 def _name(i: int) -> str:
-    """Return the name of a program in a file; torch decides the name of the first."""
+    """Return the name of program `i` in a file. The first name is torch's default."""
     return f"model_{i}" if i else "model"

@@ -1,4 +1,4 @@
-"""Datasets in, batches of fixed shape out, epoch after epoch."""
+"""Loaders that make batches of fixed shape from datasets, epoch after epoch."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Steps that are equally long on all ranks: the batches of one step cost nearly the same."""
+"""Load balancing between ranks: the batches that ranks work on in one step cost nearly the same."""
 
 import heapq
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _UNEQUAL = 0.01  # allowed excess of the slowest rank over the mean, before batc
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GraphWork:
-    """The costs and sizes of graphs, and the limits of a batch.
+    """The cost and size of each graph, and the limits of a batch.
 
     Args:
         costs: Cost of each graph, in any unit. [num_graphs]
@@ -33,7 +33,7 @@ class GraphWork:
         return running[packs.ptr[1:]] - running[packs.ptr[:-1]]
 
     def slowest(self, packs: Packs, together: int) -> np.ndarray:
-        """Return the excess of the most expensive pack over the mean of its step, as a share of it, [num_steps]."""
+        """Return, for each step, by which share the most expensive pack exceeds the mean cost, [num_steps]."""
         costs = self.of_packs(packs).reshape(-1, together)
         mean = costs.mean(axis=1)
         return np.divide(costs.max(axis=1), mean, out=np.ones_like(mean), where=mean > 0) - 1
@@ -45,7 +45,7 @@ def balanced(
     """Order packs so that the packs of each step cost nearly the same.
 
     Packs are sorted by cost and cut into steps. Steps, and the packs of each step, then come in a random order. Packs
-    that are too many for whole steps are pooled with the cheapest others, and their graphs are regrouped at equal cost.
+    that do not fill a whole step are pooled with the cheapest packs, and their graphs are regrouped at equal cost.
 
     Args:
         packs: Packs within the budget.
@@ -72,7 +72,7 @@ def balanced(
 
 
 def _with_an_equal_beginning(packs: Packs, work: GraphWork, together: int, too_many: int) -> Packs:
-    """Return whole steps of packs in rising order of cost; the first packs are regrouped if they are unequal."""
+    """Return packs in whole steps, sorted by cost. The first packs are regrouped if their costs differ too much."""
     pooled = min(len(packs), too_many + together)
     if not too_many and (not len(packs) or work.slowest(packs[:pooled], together).max() < _UNEQUAL):
         return packs
@@ -89,10 +89,10 @@ def _with_an_equal_beginning(packs: Packs, work: GraphWork, together: int, too_m
 
 
 def _dealt_out(ids: np.ndarray, work: GraphWork, number: int) -> Packs | None:
-    """Group graphs into packs of nearly equal cost; None if a graph finds no room or a pack no graph.
+    """Group graphs into packs of nearly equal cost; return None if a graph fits no pack or a pack stays empty.
 
-    The most expensive graph comes first, and each goes to the cheapest pack with room. (Graham 1969,
-    doi 10.1137/0117039, there without the budget.)
+    Graphs are assigned in descending order of cost, each to the cheapest pack with room. (Graham 1969,
+    doi 10.1137/0117039, where packs have no budget.)
     """
     ids = ids[np.argsort(-work.costs.take(ids), kind="stable")]
     if len(ids) < number:

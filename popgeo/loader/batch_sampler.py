@@ -1,6 +1,6 @@
-"""A batch sampler for any `DataLoader`: sizes of graphs in, the indices of each batch out.
+"""A batch sampler for any `DataLoader`, which computes the indices of each batch from the sizes of graphs.
 
-It is for users who keep their own loader and collate function and need only the indices of each batch.
+Use it to keep your own loader and collate function.
 """
 
 import sys
@@ -26,7 +26,7 @@ from popgeo.plain_surroundings import plain_surroundings
 
 @names_arguments
 class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]]):
-    """A batch sampler that keeps every batch within a budget of nodes and a budget of edges, and nearly fills both.
+    """A batch sampler that nearly fills each batch within a budget of nodes and a budget of edges.
 
     It is a `batch_sampler` for the `DataLoader` of torch and of PyG, for torchdata's `StatefulDataLoader`, accelerate
     and Lightning. Each pass over it is an epoch with a new order. All ranks get equally many batches, and every graph
@@ -41,7 +41,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]]):
         fixed_size_strategy: How graphs are grouped: `"Window"` (full and random), `"StreamPack"` (in order),
             `"Optimal"` (few graphs per batch), or any function `(sizes, budget, *, generator) -> Packs`.
         over_size_strategy: Treatment of a graph above the budget: `"Error"`, `"Skip"` (counted in `num_skipped`), or
-            `"Alone"` (a batch that holds only this graph).
+            `"Alone"` (a batch with only this graph).
         budgets: Further budgets by name: sizes of each graph, and their limit in a batch.
         cost: Time that each graph costs: `"nodes"`, `"edges"` or the name of a budget, numbers [num_graphs], or a
             function of the table of sizes, int64 [num_graphs, num_dimensions]. Batches that ranks work on at the same
@@ -106,17 +106,18 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]]):
 
     @property
     def shard(self) -> Shard:
-        """Shard of this process; all batches if accelerate deals them out."""
+        """Shard of this process, or all batches if accelerate distributes them."""
         if self._is_dealt_out:
             return Shard(group=sys.modules["accelerate"].state.PartialState().num_processes)
         return super().shard
 
     @property
     def batch_size(self) -> int | None:
-        """Largest number of graphs in a batch; None in a process with an `Accelerator`: batches differ in size.
+        """Largest number of graphs in a batch; None in a process with an `Accelerator`, because batch sizes differ.
 
-        accelerate's `BatchSamplerShard` reads it before it deals the batches of one process out to all processes. The
-        sampler then gives all batches, in an order in which each process gets the same batches as without accelerate.
+        accelerate's `BatchSamplerShard` reads this before it distributes the batches of one process over all processes.
+        The sampler then yields all batches, in an order that assigns each process the same batches as without
+        accelerate.
         """
         accelerate = sys.modules.get("accelerate.state")
         if accelerate is not None and accelerate.is_initialized():
@@ -152,17 +153,17 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]]):
         return plan
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass, as trainers do. Without this call passes are counted from 0.
+        """Set the epoch of the next pass, as trainers do. Without this call, passes are counted from 0.
 
-        If a trainer counts from 0 again after a state was loaded, the epoch of that state is added to its number.
+        If a trainer counts from 0 again after a state was loaded, the state's epoch is added to the trainer's number.
         """
         self.follow(epoch)
 
     def set_epoch_and_start_iteration(self, epoch: int, start_iter: int) -> None:
-        """Choose the epoch and the number of its batches to leave out, as fairchem does to resume.
+        """Set the epoch and the number of batches to skip, as fairchem does to resume.
 
         Raises:
-            ValueError: batches are left out, and the seed that decides them is unknown.
+            ValueError: batches are skipped, and the seed that decides their order is unknown.
         """
         if start_iter and self.seed is None:
             raise ValueError(
@@ -173,7 +174,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]]):
         self._run = Run(epoch, (EpochProgress(part.world_size, part.group, start_iter),) if start_iter else ())
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
-        """Return the position of the pass, for `load_state_dict`. The number of ranks may differ there.
+        """Return the position of the pass, for `load_state_dict`, possibly with a different number of ranks.
 
         Args:
             num_batches: Number of batches of the pass that have been used. Default: all that were drawn. Workers of a
@@ -182,7 +183,7 @@ class FixedSizeBatchSampler(EpochSampler, Sampler[list[int]]):
         return super().state_dict(num_batches)
 
     def describe(self) -> str:
-        """Describe how full the batches of the coming epoch are, and how evenly ranks share the work of each step."""
+        """Return a description: how full the next epoch's batches are, and how evenly ranks share each step's work."""
         plan, packer = self.plan(), self.packer
         full = packer.full(plan.left)
         lines = [f"{plan.left.num_graphs:,} graphs -> {len(plan.left):,} batches, {len(plan.packs):,} a rank"]

@@ -1,6 +1,6 @@
-"""A random order that reads a disk in stretches: chunks are shuffled, and graphs within a window of chunks.
+"""A random order that reads a disk in chunks: chunks are shuffled, and graphs are shuffled within a window of chunks.
 
-While batches are made, the operating system already reads the graphs of coming batches.
+While batches are made, the operating system already reads the graphs of later batches.
 """
 
 import os
@@ -36,7 +36,7 @@ class ChunkOrder:
     same chance as in a plain shuffle of that window.
 
     Args:
-        chunk: Number of graphs that lie next to each other and stay in one window.
+        chunk: Number of consecutive graphs that stay in one window.
         window: Number of graphs, from many chunks, that are shuffled with each other.
     """
 
@@ -45,7 +45,7 @@ class ChunkOrder:
 
     @classmethod
     def of(cls, store: FlatStore, shuffle_bytes: int) -> "ChunkOrder | None":
-        """Return the order for a store; None if it lies in memory, or if all of it is one window."""
+        """Return the order for a store, or None if the store is in memory or fits one window."""
         if all(file_of(attribute.values) is None for attribute in store.attributes):
             return None
         num_bytes = max(1.0, float(bytes_of_graphs(store).mean())) if len(store) else 1.0
@@ -53,7 +53,7 @@ class ChunkOrder:
         return cls(chunk=window // _CHUNKS_OF_A_WINDOW, window=window) if window < len(store) else None
 
     def draw(self, places: np.ndarray, generator: torch.Generator) -> np.ndarray:
-        """Return positions in a random order.
+        """Draw a random order of positions.
 
         Args:
             places: Place on disk of the graph at each position. int64 [num_graphs]
@@ -78,7 +78,7 @@ class ChunkOrder:
 
 
 class ByteRanges:
-    """The places of the graphs of a store in its files.
+    """The byte ranges of a store's graphs in its files.
 
     Args:
         columns: A flat store; arrays in memory are left out.
@@ -98,7 +98,7 @@ class ByteRanges:
                 self.runs.append((file.path, outer * shape[dim] * row_bytes, row_bytes, pointer))
 
     def of(self, first: int, stop: int) -> list[tuple[Path, int, int]]:
-        """Return file, first byte and end of each stretch that holds the stored graphs `first` to `stop - 1`."""
+        """Return the file, first byte and end of each byte range with the stored graphs `first` to `stop - 1`."""
         spans = ((path, start + row_bytes * pointer[[first, stop]]) for path, start, row_bytes, pointer in self.runs)
         return [(path, int(begin), int(end)) for path, (begin, end) in spans if end > begin]
 
@@ -119,7 +119,7 @@ class ReadAhead:
         self._known: dict[int, int] = {}
 
     def expect(self, packs: Packs, start: int) -> None:
-        """Request the graphs of the batches from number `start` on."""
+        """Request the graphs of batch `start` and later batches from the operating system."""
         if packs is not self._packs:
             self._packs, self._asked, self._known = packs, 0, {}
         if self._process != os.getpid():  # a forked child has no thread of its parent

@@ -1,4 +1,4 @@
-"""The loader of many graphs: an iterable of PyG batches of one shape."""
+"""The loader of a dataset of graphs, which yields PyG batches of one shape."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -142,11 +142,11 @@ class FixedSizeDataLoader(EpochLoader):
 
     @property
     def num_skipped(self) -> int:
-        """Number of graphs that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
+        """Number of graphs that `OverSizeStrategy.Skip` leaves out of the current or next epoch."""
         return len(self.plan().skipped)
 
     def filling(self) -> pd.DataFrame:
-        """Compute how full the batches of the coming epoch are.
+        """Compute how full the batches of the next epoch are.
 
         A dataset that is not in memory, and has not been measured yet, is read once for this.
 
@@ -185,7 +185,7 @@ def _sizes(
     num_nodes: int | dict[str, int] | None,
     num_edges: int | dict[tuple[str, str, str], int] | None,
 ) -> FixedSizeOptions:
-    """Return the given sizes of a batch, or sizes that hold the largest graphs.
+    """Return the given sizes of a batch, or sizes that fit the largest graphs.
 
     Raises:
         ValueError: sizes are given twice, or `batch_size` contradicts them.

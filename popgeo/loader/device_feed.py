@@ -1,4 +1,4 @@
-"""Copies of batches to a device ahead of time: one block of memory, one copy, a separate stream."""
+"""Copying of batches to a device ahead of time, as one block of memory, on a separate stream."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ class DeviceFeed:
     """A feed that copies batches to a device ahead of time, on a separate thread and stream.
 
     Each batch is written into a page-locked block of memory and converted on the way. One asynchronous copy moves the
-    block, and the resulting batch holds views of it. On the processor the same code runs without streams.
+    block, and the resulting batch consists of views of it. On the processor the same code runs without streams.
 
     Args:
         device: Device of the resulting batches.
@@ -55,7 +55,7 @@ class DeviceFeed:
         self._stream = self._cuda.Stream(self.device)
 
     def feed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches in the same order, on the device, for work that the current stream gets later."""
+        """Yield the batches in the same order, on the device, ready for later work on the current stream."""
         for batch, block, has_arrived in in_background(map(self._copy, batches), self._ahead):
             current = self._cuda.current_stream(self.device)
             current.wait_event(has_arrived)
@@ -118,7 +118,7 @@ def _by_name(choice: torch.dtype | Mapping[str, torch.dtype] | None) -> dict[str
 
 
 def _known(device: torch.device | str | int) -> torch.device:
-    """Return the device if this machine has it.
+    """Return the device after a check that this machine has it.
 
     Raises:
         ValueError: the device does not exist, or popgeo cannot feed it.

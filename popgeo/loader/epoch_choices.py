@@ -1,4 +1,4 @@
-"""Choices of an epoch: order, shards, and how its batches are made and handed over."""
+"""Options of a loader's epochs: order, shards, and how batches are made and delivered."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,7 +16,7 @@ Noun = TypeVar("Noun")
 
 
 class ShardArguments(TypedDict, total=False):
-    """Keyword arguments that say which batches a process gets; `EpochChoices` explains them."""
+    """Keyword arguments that decide which batches a process gets; `EpochChoices` explains them."""
 
     rank: int | None
     world_size: int | None
@@ -60,7 +60,7 @@ class LoaderArguments(EpochArguments, total=False):
 
 
 class GraphLoaderArguments(LoaderArguments, total=False):
-    """Keyword arguments of loaders that name none of these in their signature; `FixedSizeDataLoader` explains them."""
+    """Keyword arguments that some loaders do not list in their signature; `FixedSizeDataLoader` explains them."""
 
     fixed_size_options: FixedSizeOptions | None
     over_size_strategy: OverSizeStrategy | str
@@ -75,9 +75,9 @@ class GraphLoaderArguments(LoaderArguments, total=False):
 @names_arguments
 @dataclass(frozen=True, kw_only=True)
 class EpochChoices:
-    """Choices of a loader's epochs, for any kind of batch.
+    """The options of a loader's epochs, for any kind of batch.
 
-    Every loader takes the choices as keyword arguments and hands them on as one object of this class.
+    Every loader takes these options as keyword arguments and stores them as one object of this class.
 
     Args:
         shuffle: Whether each epoch has a random order, given by `seed` and the number of the epoch.
@@ -150,7 +150,7 @@ class EpochChoices:
             raise ValueError("feature_dtype converts batches on their way to a device. Pass device=, 'cpu' if need be.")
 
     def seeded_if(self, draws: bool) -> "EpochChoices":
-        """Return the choices with seed 0 if nothing is drawn and no seed was given.
+        """Return these options, with seed 0 if nothing is drawn and no seed was given.
 
         Args:
             draws: Whether the loader draws anything besides the order.
@@ -169,7 +169,7 @@ class EpochChoices:
 
 
 def choices_from(noun: type[Noun], arguments: Mapping[str, object], **named: object) -> Noun:
-    """Return a dataclass of choices, made of the arguments that are fields of it.
+    """Return a dataclass of options, built from the arguments that are its fields.
 
     Args:
         noun: The dataclass, such as `EpochChoices`.

@@ -36,9 +36,9 @@ _OF_TORCH = EpochArguments.__optional_keys__ - {field.name for field in fields(E
 
 
 def loader_class(cls: Loader) -> Loader:
-    """Decorate a loader: its arguments are checked, and a trainer may make it again.
+    """Decorate a loader class so that its arguments are checked and a trainer can recreate its loaders.
 
-    Lightning makes a loader again from its attributes in order to predict. The new loader shares all state with the
+    Lightning recreates a loader from its attributes in order to predict. The new loader shares all state with the
     old one, so its batches are the same.
     """
     init = names_arguments(cls).__init__
@@ -57,10 +57,10 @@ def loader_class(cls: Loader) -> Loader:
 
 
 class EpochLoader(DataLoader):
-    """A loader of one epoch after another: ordered, sharded, resumed, made ahead of time.
+    """The base class of loaders, which orders, shards and resumes epochs, and makes batches ahead of time.
 
     Args:
-        dataset: Dataset that torch's `DataLoader` shows.
+        dataset: Value of the attribute `dataset` of torch's `DataLoader`.
         source: Makes the batches.
         packer: Decides the contents of each batch of an epoch.
         choices: Choices of the epochs.
@@ -104,10 +104,10 @@ class EpochLoader(DataLoader):
 
     @abstractmethod
     def _in_one_line(self) -> str:
-        """Return a description of the epoch that is running or comes next."""
+        """Return a description of the current or next epoch."""
 
     def _table(self) -> pd.DataFrame | None:
-        """Return a table of how full the batches are, if that is known."""
+        """Return a table of how full the batches are, if this is known."""
         return None
 
     def __repr__(self) -> str:
@@ -129,11 +129,11 @@ class EpochLoader(DataLoader):
         return f"{escape(repr(self))}{table.to_html(formatters=[*shown.values()])}"
 
     def plan(self) -> Packs:
-        """Return the contents of each batch of the epoch that is running or comes next, for this process."""
+        """Return the indices in each of this process's batches of the current or next epoch."""
         return self._epochs.plan().packs
 
     def __len__(self) -> int:
-        """Return the number of items of the epoch that is running or comes next."""
+        """Return the number of items of the current or next epoch."""
         return self._epochs.plan().num_items
 
     @property
@@ -148,11 +148,11 @@ class EpochLoader(DataLoader):
 
     @property
     def seed(self) -> int | None:
-        """Number that decides every order, with the number of the epoch. None before the first epoch draws it."""
+        """Seed of every order, together with the epoch's number. None before the first epoch draws it."""
         return self._epochs.seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. Without this call epochs are counted from 0.
+        """Set the epoch of the next iteration. Without this call, epochs are counted from 0.
 
         If a state of the same epoch was just loaded, the iteration still continues at its position.
         """
@@ -160,7 +160,7 @@ class EpochLoader(DataLoader):
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that is running or comes next."""
+        """Number of the current or next epoch."""
         return self._epochs.epoch
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class EpochLoader(DataLoader):
         That iteration raises a ValueError if the epoch had different batches when the state was taken.
 
         Raises:
-            ValueError: the state was taken of a loader with a different number of graphs or seeds.
+            ValueError: the state is from a loader with a different number of graphs or seeds.
         """
         self._epochs.load_state_dict(state)
 
@@ -212,7 +212,7 @@ class EpochLoader(DataLoader):
     def _is_accelerate_prepared(self) -> bool:
         """Attribute that `Accelerator.prepare` reads; True makes accelerate use this loader unchanged.
 
-        A copy by accelerate would deal the batches out to the processes a second time.
+        A copy by accelerate would distribute the batches over the processes a second time.
         """
         self._is_prepared = True
         return True

@@ -1,4 +1,4 @@
-"""The seed of a loader's epochs: a given number, or a number that the first epoch draws from torch's generator."""
+"""The seed of a loader's epochs, given by the user or drawn from torch's generator in the first epoch."""
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ class EpochSeed:
         self.chosen, self.number = chosen, chosen
 
     def now(self) -> int:
-        """Return the number, or the number that an epoch would draw now. torch's generator stays unchanged."""
+        """Return the seed, or the seed that an epoch would draw now, without a change of torch's generator."""
         if self.number is not None:
             return self.number
         ahead = torch.Generator()
@@ -28,7 +28,7 @@ class EpochSeed:
         return new_key(ahead)
 
     def draw(self, num_processes: int | None) -> None:
-        """Draw the number from torch's generator when an epoch begins, unless the user chose one.
+        """Draw the seed from torch's generator when an epoch begins, unless the user chose a seed.
 
         As in torch's loaders, each epoch that begins takes a number from the generator, even if it needs none. A
         resumed run thus has the random numbers of an uninterrupted run, although it begins with a later epoch.
@@ -49,7 +49,7 @@ class EpochSeed:
 
 
 def agreed(seed: int, num_processes: int) -> int:
-    """Return the first process's seed, in each of the processes that share an epoch.
+    """Return the first process's seed in every process that shares an epoch.
 
     Args:
         seed: Seed that this process has drawn.

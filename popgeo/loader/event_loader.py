@@ -1,4 +1,4 @@
-"""The loader of a stream of events: batches of one shape in the order of time, with negatives."""
+"""The loader of a stream of events, which yields batches of one shape in the order of time, with negatives."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class EventSource(BatchSource):
     same_negatives: bool
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Any]:
-        """Return one item for each `group` packs, one batch after the other."""
+        """Return the batches of some packs, each `group` consecutive batches concatenated to one item."""
         ids = np.full((len(packs), self.batch_size), -1)
         for row, events in zip(ids, packs, strict=True):
             row[: len(events)] = events
@@ -61,7 +61,7 @@ class EventSource(BatchSource):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NonNeighbors:
-    """The possible negatives of each event: nodes that are not its source and that the source does not meet then.
+    """The possible negatives of each event: nodes other than its source, without an event with it at that time.
 
     Args:
         first: The first node that is drawn from.
@@ -102,7 +102,7 @@ class NonNeighbors:
         return cls(first=first, group=group.numpy(), nodes=nodes)
 
     def draw(self, ids: np.ndarray, seed: int) -> Tensor:
-        """Return a random node for each event number, all nodes equally likely, int64 [num_ids]."""
+        """Draw one of the possible negatives uniformly for each event number, int64 [num_ids]."""
         group = self.group[ids]
         ranks = below(
             np.full(len(ids), seed, np.uint64), ids.astype(np.uint64), self.nodes.num_free(group).astype(np.uint64)
@@ -112,10 +112,10 @@ class NonNeighbors:
 
 @loader_class
 class FixedSizeEventLoader(EpochLoader):
-    """A loader of successive events of PyG's `TemporalData`, equally many per batch; zeros fill up the last batch.
+    """A loader of consecutive events of PyG's `TemporalData`, in batches of equal size, the last one padded with zeros.
 
     A batch is a `TemporalData` with all attributes of the events, and two more per slot. `events_mask` is True if the
-    slot holds an event. `neg_dst` is a random node for link prediction: it is not the event's source, and the source
+    slot contains an event. `neg_dst` is a random node for link prediction: it is not the event's source, and the source
     does not meet it at that time. `neg_dst` is missing with `negatives=None`. A negative depends on the seed, the epoch
     and the number of the event, not on the size of the batches.
 

@@ -1,4 +1,4 @@
-"""Sizes of graphs in the forms that users have, and the packer that knows only these sizes."""
+"""Reading of graph sizes from users' arguments, and a packer that needs only these sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _NODES, _EDGES = Axis(Level.NODE, None), Axis(Level.EDGE, None)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SizesPacker(StrategyPacker):
-    """A packer of graphs that knows only their sizes.
+    """A packer that groups graphs by their sizes alone.
 
     Args:
         sizes: Sizes of each graph. int32 or int64 [num_graphs, num_dimensions]
@@ -63,7 +63,7 @@ class SizesPacker(StrategyPacker):
 def columns_of(
     num_nodes: Sizes, num_edges: Sizes, dataset: Any, options: FixedSizeOptions | None, budgets: Mapping[str, Any]
 ) -> dict[str, tuple[Sizes, int]]:
-    """Return, by name, the sizes that have a limit, with the limit.
+    """Return a dictionary of the limited sizes, with their limits.
 
     Args:
         num_nodes: Nodes of each graph, or a dataset to measure.
@@ -106,7 +106,7 @@ def _is_array(sizes: Any) -> bool:
 
 
 def _atoms_of(dataset: Any) -> np.ndarray | None:
-    """Return the numbers of atoms that a dataset of fairchem or metatrain states; None if it states none."""
+    """Return the numbers of atoms that a fairchem or metatrain dataset reports; None if it reports none."""
     if hasattr(dataset, "get_metadata"):
         return np.asarray(dataset.get_metadata("natoms", list(range(len(dataset)))))
     return np.asarray(dataset.get_all_atom_counts()) if hasattr(dataset, "get_all_atom_counts") else None

@@ -1,4 +1,4 @@
-"""The maker of the batches of an epoch: here, on a thread, or in worker processes; in new or reused memory."""
+"""Making the batches of an epoch in this process, on a thread or in workers, in new or reused memory."""
 
 import math
 import signal
@@ -23,7 +23,7 @@ _STARTING_WORKERS = threading.Lock()  # two forks at a time would each copy half
 
 
 class BatchMaker:
-    """A maker of the batches of epochs. Several passes may run at a time: each has its own workers and memory.
+    """A builder of the batches of epochs. Several passes may run at a time, each with its own workers and memory.
 
     Args:
         source: Makes batches from packs of graphs.
@@ -42,7 +42,7 @@ class BatchMaker:
         self._made_for = 1
 
     def make(self, packs: Packs, group: int, start: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
-        """Return an iterator over the items of an epoch, a few at a time.
+        """Return an iterator over the items of an epoch. A few items are made at a time.
 
         Args:
             packs: Graphs of each batch.
@@ -122,7 +122,7 @@ class BatchMaker:
 
 
 class _BatchDataset(Dataset[Batch]):
-    """The dataset of worker processes: its index is packs with a key (seed and epoch), its item is their batch."""
+    """The dataset of worker processes. An index consists of packs and a key (seed, epoch); the item is their batch."""
 
     def __init__(self, source: BatchSource, group: int) -> None:
         self.source, self.group = source, group
@@ -133,7 +133,7 @@ class _BatchDataset(Dataset[Batch]):
 
 
 def _start_worker(number: int, own: Callable[[int], None] | None) -> None:
-    """Ignore interrupts, because the main process may catch them and continue, and call the user's `worker_init_fn`."""
+    """Ignore interrupts, which the main process handles, and call the user's `worker_init_fn`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if own is not None:
         own(number)
@@ -141,7 +141,7 @@ def _start_worker(number: int, own: Callable[[int], None] | None) -> None:
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Hold back interrupts while the block runs. Processes that start in it never get them."""
+    """Delay interrupts inside this context. Processes that start inside it never receive interrupts."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

@@ -22,7 +22,7 @@ from popgeo.packing import Budget, Packs, totals_of_packs, window
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackChoices:
-    """Choices of how graphs are grouped into batches.
+    """The options for grouping graphs into batches.
 
     Args:
         strategy: Groups the graphs.
@@ -68,7 +68,7 @@ class GraphPacker(StrategyPacker):
         return len(self.opened.sizes)
 
     def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
-        """Return every graph once, in an order that suits the disk if the dataset lies on one."""
+        """Return every graph once, in an order with fast reads if the dataset is on disk."""
         if self.chunk_order is not None and (shuffle or self.strategy is FixedSizeStrategy.Window):
             return self.chunk_order.draw(self.opened.store.rows(np.arange(self.num_items)), generator)
         return super().order(shuffle, generator)
@@ -148,7 +148,7 @@ def pack_epoch(
     Example:
         >>> sizes, budget = np.array([[3, 1], [2, 0], [4, 2]]), Budget(sizes=(9, 9), num_graphs=2)
         >>> pack_epoch(sizes, budget, PackChoices(strategy=FixedSizeStrategy.PadToMax), None, torch.Generator())
-        Packs(3 graphs in 2 packs, 1.5 a pack)
+        Packs(3 graphs in 2 packs, 1.5 per pack)
     """
     strategy, over_size_strategy = choices.strategy, choices.over_size_strategy
     sizes, limits = sizes if order is None else sizes.take(order, axis=0), np.array(budget.sizes)
@@ -198,7 +198,7 @@ def _refuse(sizes: np.ndarray, limits: np.ndarray, order: np.ndarray, fits: np.n
 
 
 def equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
-    """Group graphs by equal numbers, and skip each graph that would overflow its batch.
+    """Group equal numbers of graphs into batches, and skip each graph that does not fit its batch.
 
     Args:
         sizes: Sizes of each graph. int64 [num_graphs, num_dimensions]
@@ -222,7 +222,7 @@ def equal_numbers_that_fit(sizes: np.ndarray, budget: Budget) -> Packs:
 
 
 def check_packing(packs: Packs, sizes: np.ndarray, budget: Budget) -> None:
-    """Check the packs of a user's function: each graph exactly once, no batch over budget.
+    """Check that a user's function packs each graph exactly once, and no batch over budget.
 
     Raises:
         ValueError: a graph is missing or comes twice, or a batch is over the budget.

@@ -55,7 +55,7 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
 
 
 class _Consumer:
-    """A token that exists as long as items may be requested, whatever interrupts the consumer."""
+    """A token that is deleted when the consumer can request no more items, whatever the reason."""
 
 
 class _Failure(NamedTuple):

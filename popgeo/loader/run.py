@@ -1,4 +1,4 @@
-"""The position of a run: the batches of an epoch that some ranks, and later other ranks, have used."""
+"""The position of a run: the batches of an epoch that were used, also before the number of ranks changed."""
 
 import zlib
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _MOST_RANKS = 2**20
 
 
 class EpochProgress(NamedTuple):
-    """The part of an epoch that some ranks have used together.
+    """The part of an epoch that was used with one number of ranks.
 
     Args:
         world_size: Number of ranks.
@@ -30,7 +30,7 @@ class EpochProgress(NamedTuple):
 
     @property
     def num_packs(self) -> int:
-        """Number of batches that all of these ranks have used."""
+        """Number of batches that all ranks together have used."""
         return self.world_size * self.group * self.num_items
 
 
@@ -110,7 +110,7 @@ class EpochPlan:
 
 
 class Run:
-    """One pass over the items of an epoch, and the number of items that it has given.
+    """One pass over the items of an epoch, with the number of items that it has yielded.
 
     Args:
         epoch: Number of the epoch.
@@ -127,7 +127,7 @@ class Run:
 
     @property
     def position(self) -> int:
-        """Number of items given with the present number of ranks."""
+        """Number of items yielded with the current number of ranks."""
         return self.used[-1].num_items if self.used else 0
 
     @position.setter
@@ -135,10 +135,10 @@ class Run:
         self.used = (*self.used[:-1], self.used[-1]._replace(num_items=number))
 
     def used_before(self, part: Shard) -> tuple[EpochProgress, ...]:
-        """Return the parts that other numbers of ranks have used."""
+        """Return the parts that were used with other numbers of ranks."""
         return self.used[:-1] if self.used and self.used[-1][:2] == (part.world_size, part.group) else self.used
 
     def go_on(self, part: Shard) -> None:
-        """Begin to count for the present number of ranks, which may differ from the number in a loaded state."""
+        """Start counting for the current number of ranks, which may differ from the number in a loaded state."""
         if self.used_before(part) == self.used:
             self.used = (*self.used, EpochProgress(part.world_size, part.group, 0))

@@ -1,8 +1,8 @@
-"""The epochs of every loader: which indices each batch holds, for each rank, and the position of a run.
+"""The epochs of every loader: the indices in each batch of each rank, and the position of a run.
 
-A `Packer` knows the items that batches are made of, and groups their indices. An `EpochSampler` knows the order of an
-epoch, which follows from the seed and the number of the epoch, the shard of this process, and the position at which an
-interrupted run continues. A loader then makes the batches from the indices.
+A `Packer` groups the indices of items into batches. An `EpochSampler` decides the order of an epoch from the seed and
+the number of the epoch, selects the shard of this process, and stores the position at which an interrupted run
+continues. A loader then makes the batches from the indices.
 """
 
 from abc import ABC, abstractmethod
@@ -77,7 +77,7 @@ class OrderPacker(Packer):
 class EpochSampler:
     """The epochs of a loader, one after another.
 
-    An epoch begins with its first item, so an iterator that gives no item changes nothing. Without a seed the first
+    An epoch begins with its first item, so an iterator that yields no item changes nothing. Without a seed the first
     epoch draws one from torch's generator. Before that, a plan is the plan of an epoch that would begin now.
 
     Args:
@@ -128,16 +128,16 @@ class EpochSampler:
 
     @property
     def seed(self) -> int | None:
-        """Number that decides every order and every draw, with the number of an epoch; None before it is drawn."""
+        """Seed of every order and every draw, together with the epoch's number; None before it is drawn."""
         return self.drawn_seed.number
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that is running or comes next."""
+        """Number of the current or next epoch."""
         return self._run.epoch
 
     def whole(self, seed: int, epoch: int) -> Packs:
-        """Return the batches of one epoch, of all ranks.
+        """Return one epoch's batches for all ranks.
 
         Raises:
             ValueError: a sampler yields an index outside the dataset, or an item fits no batch.
@@ -156,7 +156,7 @@ class EpochSampler:
         return packs
 
     def _drawn_as(self, epoch: int) -> int:
-        """Return the number that random draws of an epoch depend on: 0 without shuffle, so that all draw the same."""
+        """Return the number that seeds an epoch's random draws: 0 without shuffle, so that all epochs are equal."""
         return epoch if self.choices.shuffle or self.choices.sampler is not None else 0
 
     def _order(self, generator: torch.Generator) -> np.ndarray | None:
@@ -167,7 +167,7 @@ class EpochSampler:
         return order
 
     def plan(self, epoch: int | None = None, run: Run | None = None) -> EpochPlan:
-        """Return the batches of an epoch, by default of the epoch that is running or comes next."""
+        """Return the plan of an epoch. Default: the current or next epoch."""
         run = run or self._run
         key, part = (self.drawn_seed.now(), run.epoch if epoch is None else epoch), self.shard
         used = run.used_before(part) if key[1] == run.epoch else ()
@@ -182,7 +182,7 @@ class EpochSampler:
         return plan
 
     def _in_steps(self, packs: Packs, together: int, key: tuple[int, int], number: int) -> Packs:
-        """Split, drop or reorder batches so that they make whole steps, equally long ones if costs are given."""
+        """Split, drop or reorder batches so that they fill whole steps; if costs are given, balance each step."""
         drops = self.choices.drop_last
         if self.work is None or together == 1:
             return in_whole_steps(packs, together, drops)
@@ -223,19 +223,19 @@ class EpochSampler:
         return run, plan
 
     def give(self, run: Run) -> None:
-        """Count an item of a pass. A state then describes this pass."""
+        """Count an item that a pass yields. The next state describes this pass."""
         run.position += 1
         self._given = run
 
     def end(self, run: Run, is_whole: bool = True) -> None:
-        """Note that a pass has ended, or was given up.
+        """Record that a pass has ended or was abandoned.
 
-        A pass may run within an older pass, as a look at one batch or an evaluation does. It then leaves no trace:
-        states and the next epoch are again those of the older pass. An older pass of one item was itself such a look.
+        A pass may run within an older pass, for example to inspect one batch or to evaluate. After it, states and the
+        next epoch are again those of the older pass. An older pass of only one item is ignored as such an inspection.
 
         Args:
             run: The pass.
-            is_whole: Whether it gave all of its items.
+            is_whole: Whether the pass yielded all of its items.
         """
         run.is_over, older = True, run.beside
         is_within = self._given is run and older is not None and not older.is_over
@@ -248,12 +248,12 @@ class EpochSampler:
                 self._run, self._drawn = Run(self._run.epoch + 1), run
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that comes next. A state that was loaded for the same epoch keeps its position."""
+        """Set the next epoch. A state that was loaded for the same epoch keeps its position."""
         self._behind, self._is_loaded = 0, False
         self._go_to(epoch)
 
     def follow(self, epoch: int) -> None:
-        """Choose the epoch that comes next, for a trainer that may count from 0 again after a restart."""
+        """Set the next epoch for a trainer that may count from 0 again after a restart."""
         if self._is_loaded and epoch < self.epoch:
             self._behind = self.epoch - epoch
         self._is_loaded = False
@@ -267,7 +267,7 @@ class EpochSampler:
     def state_dict(self, num_items: int | None = None) -> dict[str, Any]:
         """Return the position of the current pass: epoch and number of items. It is the same for all ranks.
 
-        A run with a different number of ranks may continue from it: the rest of the epoch is then shared out again.
+        A run with a different number of ranks can continue from it. The rest of the epoch is then distributed again.
 
         Args:
             num_items: Number of items of the pass that have been used. Default: all that were drawn.
@@ -302,7 +302,7 @@ class EpochSampler:
         """Make the next pass continue at the position of a state, with the random seed of that run.
 
         Raises:
-            ValueError: the state was taken of a loader with different items, or holds an impossible number. The loader
+            ValueError: the state is from a loader with different items, or contains an impossible number. The loader
                 then stays unchanged.
         """
         if not isinstance(state, Mapping):

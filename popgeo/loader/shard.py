@@ -1,4 +1,4 @@
-"""The shards of the batches of an epoch: disjoint, complete, and equally long for all ranks."""
+"""Sharding of an epoch's batches into disjoint shards of equal length, one per rank."""
 
 import heapq
 import math
@@ -75,7 +75,7 @@ def in_whole_steps(packs: Packs, together: int, drop_last: bool = False) -> Pack
 
 
 def _cuts(ptr: np.ndarray, wanted: int) -> list[int]:
-    """Return up to `wanted` places at which to split batches in two: the largest first, of equal batches the last."""
+    """Return up to `wanted` positions at which to split batches: largest batches first, of equal batches the last."""
     cuts: list[int] = []
     heap = [(start - stop, -start, stop) for start, stop in pairwise(ptr.tolist())]
     heapq.heapify(heap)

@@ -1,4 +1,4 @@
-"""Sources that make batches from packs of graphs: from a flat dataset, or graph by graph from any other."""
+"""Sources that make batches from packs of graphs, either from a flat dataset or graph by graph."""
 
 import math
 import warnings
@@ -42,7 +42,7 @@ class BatchSource(ABC):
 
     @abstractmethod
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":
-        """Return one item for each `group` packs.
+        """Return the batches of some packs, each `group` batches joined to one item.
 
         Args:
             packs: Graphs of each batch.
@@ -52,16 +52,16 @@ class BatchSource(ABC):
         """
 
     def expect(self, packs: Packs, start: int) -> None:
-        """Prepare for the batches from number `start` on, which come next."""
+        """Prepare for the next batches, from number `start` on."""
         return
 
     def batches_at_once(self, packs: Packs) -> int:
-        """Return the number of batches to make in one call: many save time, as long as their graphs fit the cache."""
+        """Return the number of batches to make in one call, which is large as long as their graphs fit the cache."""
         return math.ceil(_GRAPHS_AT_ONCE * len(packs) / max(1, packs.num_graphs))
 
 
 class FlatSource(BatchSource):
-    """A source that cuts batches out of a flat dataset, and reads ahead if it lies on disk.
+    """A source that copies batches from a flat dataset, and reads ahead if the dataset is on disk.
 
     Batches to be trimmed are made one by one.
     """
@@ -74,7 +74,7 @@ class FlatSource(BatchSource):
         self.limits = collater.options.limits(store.size_axes)
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":
-        """Return one item for each `group` packs."""
+        """Return the batches of some packs, each `group` batches joined to one item."""
         if not (self.collater.trim_nodes or self.collater.trim_edges):
             return self.cutter.cut(packs, memory, group)
         over = np.asarray((totals_of_packs(self.store.sizes, packs.indices, packs.ptr) > self.limits).any(axis=1))
@@ -90,7 +90,7 @@ class FlatSource(BatchSource):
         return grouped(batches, group)
 
     def expect(self, packs: Packs, start: int) -> None:
-        """Read the graphs of coming batches from disk."""
+        """Read the graphs of the next batches from disk."""
         if self._ahead is not None:
             self._ahead.expect(packs, start)
 
@@ -109,7 +109,7 @@ class FetchingSource(BatchSource):
         self.dataset, self.collater, self.like = dataset, collater, like
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":
-        """Return one item for each `group` packs. Each graph is fetched again."""
+        """Fetch each graph again, and return the batches of some packs, each `group` batches joined to one item."""
         batches = []
         for ids in packs:
             graphs = [self.dataset[i] for i in ids.tolist()]
@@ -138,7 +138,7 @@ def opened_for(dataset: Any, layout: LayoutChoices, progress_bar: bool | None) -
 
 
 def grouped(batches: "list[Batch]", group: int) -> "list[Batch]":
-    """Join each `group` batches to one item."""
+    """Concatenate each `group` batches to one item."""
     if group == 1:
         return batches
     return [join(batches[i : i + group]) for i in range(0, len(batches), group)]

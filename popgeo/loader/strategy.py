@@ -1,6 +1,6 @@
-"""Strategies that group graphs into batches: four of popgeo's, and any function of the user's.
+"""Strategies for grouping graphs into batches: four built-in strategies, or any function from the user.
 
-A new strategy is one row of `FixedSizeStrategy`.
+To add a strategy, add one row to `FixedSizeStrategy`.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def strategy_of(strategy: FixedSizeStrategy | Packing | str) -> FixedSizeStrateg
 
 
 def in_equal_numbers(order: np.ndarray, number: int, drop_last: bool) -> Packs:
-    """Group the items of an order by `number`; `drop_last` drops the last group if it has fewer.
+    """Group the items of an order by `number`. With `drop_last`, drop the last group if it is incomplete.
 
     Example:
         >>> [pack.tolist() for pack in in_equal_numbers(np.array([4, 2, 0]), 2, drop_last=False)]

@@ -1,4 +1,4 @@
-"""A check that graphs in memory are unchanged since a loader copied them; later edits do not reach the copies."""
+"""A check that graphs in memory have not changed since a loader copied them."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -42,7 +42,7 @@ class TensorVersions:
         self._versions = [*map(_version, self._tensors)]
 
     def first_change(self, dataset: Any) -> str | None:
-        """Return the place of the first difference, as text; None without a difference."""
+        """Return a description of the first changed value, or None if nothing has changed."""
         if not vars(self):
             self._look(dataset)
         owned, orders = _contents(dataset)
@@ -71,7 +71,7 @@ class TensorVersions:
 
 
 def _contents(dataset: Any) -> tuple[Owned, list[np.ndarray]]:
-    """Return the values by name of each graph, or of all joined graphs, and the indices of subsets.
+    """Return the named values of each graph, or of all joined graphs, and the indices of subsets.
 
     Each dictionary comes with the number of its graph, or with a name if graphs are joined. Subsets of lists need no
     indices, because their graphs are listed one by one.
@@ -96,7 +96,7 @@ def _contents(dataset: Any) -> tuple[Owned, list[np.ndarray]]:
 
 
 def _graphs(dataset: Any) -> Sequence[Any] | None:
-    """Return the graphs of a dataset that is made of lists; None for any other dataset."""
+    """Return the graphs of a dataset that consists of lists; None for any other dataset."""
     if type(dataset) in (list, tuple):  # other sequences may make a new graph at each access
         return dataset
     if not isinstance(dataset, Subset | ConcatDataset):

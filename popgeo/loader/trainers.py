@@ -1,4 +1,4 @@
-"""Samplers through which Lightning and accelerate see a loader: its shards, its epochs, and the limits of copies."""
+"""Samplers that show a loader's shards and epochs to Lightning and accelerate, and that guard copies of a loader."""
 
 import sys
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from popgeo.loader.sampler import EpochSampler
 
 
 class GraphIds(DistributedSampler[int]):
-    """The graphs that this process loads in the epoch that is running or comes next, in order.
+    """A sampler that yields this process's graphs of the current or next epoch, in order.
 
-    A trainer replaces a loader's sampler by a sampler that shards, unless it is a `DistributedSampler`, as this class
-    is. A trainer also calls its `set_epoch` before each epoch.
+    A trainer replaces a loader's sampler by a sharding sampler, unless the sampler is a `DistributedSampler`, as this
+    class is. A trainer also calls its `set_epoch` before each epoch.
     """
 
     def __init__(self, epochs: EpochSampler) -> None:
@@ -37,12 +37,12 @@ class GraphIds(DistributedSampler[int]):
         return self.epochs.plan().packs.num_graphs
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that comes next, as trainers do."""
+        """Set the next epoch, as trainers do."""
         self.epochs.follow(epoch)
 
 
 class BatchIds:
-    """The graphs of each batch, for another `DataLoader` with the same dataset and `collate_fn`. A pass is an epoch.
+    """A batch sampler for another `DataLoader` with the same dataset and `collate_fn`. Each pass is an epoch.
 
     Such a copy makes batches graph by graph, which is slower. If its batches could be wrong, an error says so.
 
@@ -66,12 +66,12 @@ class BatchIds:
         return len(self.sampler.epochs.plan().packs)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that comes next, for a copy."""
+        """Set the next epoch of a copy."""
         self.sampler.set_epoch(epoch)
 
     @property
     def drop_last(self) -> NoReturn:
-        """Attribute that a trainer reads before it deals these batches out to several processes a second time.
+        """Attribute that a trainer reads before it would distribute these batches over processes a second time.
 
         Raises:
             ValueError: always.
@@ -82,7 +82,7 @@ class BatchIds:
         )
 
     def state_dict(self) -> NoReturn:
-        """Refuse torchdata's StatefulDataLoader, which would run ahead of the batches that have been used.
+        """Raise, because torchdata's StatefulDataLoader would run ahead of the batches that have been used.
 
         Raises:
             ValueError: always.
@@ -90,14 +90,14 @@ class BatchIds:
         raise ValueError("This loader has state_dict and load_state_dict itself. Use no StatefulDataLoader.")
 
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
-        """Refuse torchdata's StatefulDataLoader, see `state_dict`."""
+        """Raise, because torchdata's StatefulDataLoader is not supported, as `state_dict` explains."""
         self.state_dict()
 
 
 def under_accelerate(loader: Any, batches: Iterator[Any], run: Run, plan: EpochPlan) -> Iterator[Any]:
-    """Yield the batches on accelerate's device, and tell accelerate which loader runs and which batch is its last.
+    """Yield the batches on accelerate's device, and inform accelerate of the running loader and its last batch.
 
-    Gradient accumulation then ends with the epoch, and nothing that is gathered is dropped, since no graph is repeated.
+    Gradient accumulation then ends with the epoch. Gathered results are complete, because no graph is repeated.
     """
     state = sys.modules["accelerate"].state
     gradients, device = state.GradientState(), state.PartialState().device

@@ -1,4 +1,4 @@
-"""The loader of a knowledge graph's triples: equally many slots for each pair of shards, and negatives."""
+"""The loader of a knowledge graph's triples, with negatives and the same number of slots for each pair of shards."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from popgeo.sampling.entity_shards import deal_triples, pair_of
 
 
 class TripleBatch(NamedTuple):
-    """Triples and negatives of one shape; the arguments of `popgeo.nn.ShardedTraining`, in order.
+    """A batch of triples and negatives; its fields are the arguments of `popgeo.nn.ShardedTraining`, in order.
 
     A process gets the part of its `num_local` shards. Rows count within a shard. The rows that a shard looks up for
     other shards are listed under the shard that owns them.
@@ -30,7 +30,7 @@ class TripleBatch(NamedTuple):
         head: Row of each head in its shard. [num_local, num_shards of the tail, slots]
         relation: Relation of each triple; the shape of `head`.
         tail: Row of each tail in its shard. [num_local, num_shards of the head, slots]
-        triples_mask: True if the slot holds a triple; the shape of `head`.
+        triples_mask: True if the slot contains a triple; the shape of `head`.
         head_entity: Entity of each head; the shape of `head`.
         tail_entity: Entity of each tail; the shape of `head`.
         negative: Rows that a shard sends to each shard. [num_local, num_shards that receive, num_negatives]
@@ -81,7 +81,7 @@ class TripleSource(BatchSource):
         return Packs(table[table >= 0].numpy(), np.concatenate([[0], ends]))
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Any]:
-        """Return one item for each `group` packs, each tensor concatenated on dimension 0."""
+        """Return the batches of some packs, each `group` batches concatenated on dimension 0."""
         batches = [self._batch(ids, generator_of(*key, ids)) for ids in packs]
         starts = range(0, len(batches), group)
         return [TripleBatch(*map(torch.cat, zip(*batches[i : i + group], strict=True))) for i in starts]
@@ -92,7 +92,7 @@ class TripleSource(BatchSource):
         chosen = chosen.view(num_shards, num_shards, self.slots)
         mask = chosen >= 0
         head, relation, tail = torch.where(mask.unsqueeze(-1), self.triples[chosen.clamp(min=0)], 0).unbind(-1)
-        # Empty slots hold entity 0. It may be of another shard, but every shard has a row with its number.
+        # Empty slots contain entity 0. It may belong to a different shard, but every shard has a row with its number.
         rows = self.shards.row
         negative, entity = self._negatives(generator)
         return TripleBatch(
@@ -108,7 +108,7 @@ class TripleSource(BatchSource):
         )
 
     def _negatives(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw the rows that each shard sends to each, and their entities, [num_shards, num_shards, num_negatives]."""
+        """Draw the rows and entities that each shard sends to each shard, [num_shards, num_shards, num_negatives]."""
         num_shards, num_rows = self.shards.entity.shape
         if self.num_negatives is None:
             rows = torch.arange(num_rows).expand(num_shards, num_shards, num_rows).contiguous()
@@ -120,7 +120,7 @@ class TripleSource(BatchSource):
 
 @loader_class
 class TripleLoader(EpochLoader):
-    """A loader of triples in batches of one shape: equally many slots for each pair of shards (arXiv:2211.12281).
+    """A loader of triples in batches of one shape, with equal slots for each pair of shards (arXiv:2211.12281).
 
     Every shard therefore looks up, sends and receives equally much in each step. An epoch has each triple once. Slots
     that a pair cannot fill are masked. All shards contribute equally many negatives. The batches of an epoch follow
@@ -129,7 +129,7 @@ class TripleLoader(EpochLoader):
     Args:
         triples: Head, relation and tail of each triple. int64 [num_triples, 3]
         shards: Shard and row of each entity.
-        slots: Triples of a batch for each pair of shards; a batch holds `num_shards ** 2` times as many.
+        slots: Triples of a batch for each pair of shards; a batch has `num_shards ** 2` times as many.
         num_negatives: Entities that each shard draws for each shard, with replacement. Default: all of its entities.
         shuffle: Whether each epoch has a random order.
         seed: Number that decides orders and negatives; see `EpochChoices`.

@@ -1,4 +1,4 @@
-"""A stopwatch for the time that a training waits for its batches."""
+"""A stopwatch for the time that a training loop waits for batches."""
 
 import time
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class Waiting:
         return self.seconds / total if total else 0.0
 
     def of(self, items: Iterator[T]) -> Iterator[T]:
-        """Yield the items, and count them and the time until each arrives.
+        """Yield the items, and measure their number and the time until each arrives.
 
         Example:
             >>> waiting = Waiting()

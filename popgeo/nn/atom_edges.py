@@ -1,4 +1,4 @@
-"""The edges between atoms as the blocks of a model need them: both ends, directions, and sums over neighbors."""
+"""The edges between atoms, with directions and sums over neighbors, for the blocks of a model."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from popgeo.ops.eager import is_direct
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:
-    """The pairs of atoms that interact, with the plans that all blocks share.
+    """The edges between interacting atoms, with the plans that all blocks share.
 
     Attributes:
         neighbor: Neighbor of each edge. [num_edges]
@@ -29,7 +29,7 @@ class Edges:
 
     @classmethod
     def of(cls, edge_index: Tensor, num_nodes: int, half_list: bool, with_plans: bool = True) -> "Edges":
-        """Return the edges, with plans unless code is captured: the compiler makes its own."""
+        """Return the edges with plans. In captured code there are no plans, because the compiler makes them."""
         plan = EdgePlan.from_edge_index(edge_index, num_nodes) if with_plans and is_direct() else None
         reverse = None if plan is None else EdgePlan(src=plan.dst, dst=plan.src)
         return cls(neighbor=edge_index[0], centre=edge_index[1], half_list=half_list, plan=plan, reverse_plan=reverse)
@@ -74,5 +74,5 @@ def directions(pos: Tensor, edge_index: Tensor, r: Tensor, cutoff: float, edge_s
     real = ((r < cutoff) & (r > 0)).unsqueeze(1)  # [num_edges, 1]
     vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])
     vector = (vector if edge_shift is None else vector + edge_shift).to(r.dtype)
-    # Masked before the division, so that padding nodes have no gradient, whatever they hold.
+    # Masked before the division, so that padding nodes have no gradient, whatever their values.
     return torch.where(real, vector, 0.0) / torch.where(real, r.unsqueeze(1), 1.0)

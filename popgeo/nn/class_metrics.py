@@ -67,7 +67,7 @@ def precision(
     num_classes: int | None = None,
     threshold: float = 0.5,
 ) -> Tensor:
-    """Compute the share of correct rows among the rows predicted as a class; `f1_score` explains the arguments.
+    """Compute the share of correct rows among all rows predicted as a class. `f1_score` explains the arguments.
 
     Example:
         >>> precision(torch.tensor([2.0, 1.0, -1.0]), torch.tensor([1, 0, 1]))

@@ -1,4 +1,4 @@
-"""Conversion of torch's batch norms to norms without padding: each norm finds its mask in the model's arguments."""
+"""Conversion of torch's batch norms to norms that ignore padding, with masks from the model's arguments."""
 
 import copy
 import functools
@@ -16,7 +16,7 @@ _GRAPH_NORMS = ("GraphNorm", "InstanceNorm", "LayerNorm", "MeanSubtractionNorm",
 
 
 class RealBatchNorm(nn.BatchNorm1d):
-    """A `torch.nn.BatchNorm1d` over real rows only, as a part of a model that `convert_norms` returns."""
+    """A `torch.nn.BatchNorm1d` over real rows only, inside a model that `convert_norms` returns."""
 
     name = ""
     masks: Mapping[str, Tensor] = {}
@@ -100,7 +100,7 @@ def _kind_of_pyg(norm: nn.Module) -> str:
 
 
 def _require_batch(name: str, norm: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check, as the hook of a norm over the nodes of a graph, that it gets the graph of each row.
+    """Check, as a hook of a norm over the nodes of a graph, that the norm gets the graph of each row.
 
     Raises:
         ValueError: the norm gets no `batch`.
@@ -113,7 +113,7 @@ def _require_batch(name: str, norm: nn.Module, args: Sequence[Any], kwargs: Mapp
 
 
 def _set_masks(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Give the norms the masks of a call."""
+    """Set the masks of a call in the norms."""
     given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     found: dict[str, Tensor] = {}
     for part in (given, *given.values()):

@@ -22,7 +22,7 @@ class _Encoding(BaseTransform):
 
 
 class RandomWalkEncoding(_Encoding):
-    """The probabilities that a random walk is back at its start after 1, 2, ... steps (arXiv:2110.07875, eq. 12).
+    """A transform that adds a random walk's return probabilities after 1, 2, ... steps (arXiv:2110.07875, eq. 12).
 
     If the graph has `edge_weight`, a walk takes an edge with a probability in proportion to its weight. (PyG's
     transform divides 1, instead of the weight, by the sum of weights.)
@@ -60,12 +60,12 @@ class RandomWalkEncoding(_Encoding):
 
 
 class LaplacianEncoding(_Encoding):
-    """The eigenvectors of I - D^-1/2 A D^-1/2 with the smallest eigenvalues, and these (arXiv:2012.09699, eq. 5).
+    """A transform that adds the lowest eigenvectors and eigenvalues of I - D^-1/2 A D^-1/2 (arXiv:2012.09699, eq. 5).
 
     The first eigenvector, which is known beforehand, is left out. The largest entry of each vector is positive, or the
     first of several largest entries, so that the same graph has the same encoding. To train a model that does not
-    depend on signs, use `draw_signs`. If a graph has too few nodes, zeros stand for the missing vectors. If it has
-    `edge_weight`, A holds the weights.
+    depend on signs, use `draw_signs`. If a graph has too few nodes, missing vectors are zeros. If it has
+    `edge_weight`, A consists of the weights.
 
     Args:
         num_vectors: Number of eigenvectors.
@@ -105,7 +105,7 @@ class LaplacianEncoding(_Encoding):
 
 
 class ShortestPaths(_Encoding):
-    """The number of edges on the shortest path between each two nodes of a graph (arXiv:2106.05234, sec. 3.1.2).
+    """A transform that adds the shortest path length of each pair of nodes (arXiv:2106.05234, sec. 3.1.2).
 
     There is a row for each node and a column for each place in its graph, so that graphs of all sizes share a batch.
 
@@ -143,7 +143,7 @@ class ShortestPaths(_Encoding):
 
 
 class PairDistances(_Encoding):
-    """The distance in space between each two nodes of a graph, in the layout of `ShortestPaths`.
+    """A transform that adds the spatial distance of each pair of nodes, in the layout of `ShortestPaths`.
 
     Args:
         max_num_nodes: Nodes of the largest graph.
@@ -174,7 +174,7 @@ class PairDistances(_Encoding):
 
 
 def draw_signs(encoding: Tensor, batch: Tensor, num_graphs: int, training: bool) -> Tensor:
-    """Return eigenvectors with a random sign for each graph and vector in training, and unchanged otherwise.
+    """Multiply eigenvectors by a random sign per graph and vector in training; otherwise return them unchanged.
 
     The sign of an eigenvector is arbitrary, so a model should not depend on it.
 

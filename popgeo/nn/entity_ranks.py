@@ -1,4 +1,4 @@
-"""The rank of a triple's true entity among all other entities: filtered, and in bounded memory."""
+"""Filtered ranking of a triple's true entity among all entities, in bounded memory."""
 
 import copy
 
@@ -67,7 +67,7 @@ class KnownTriples:
 
 
 def _place(sorted_values: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the place of each value among sorted values, and whether it is among them. [num_values] twice."""
+    """Return each value's position in sorted values, and whether it occurs there. [num_values] twice."""
     values = values.long().contiguous()
     place = torch.searchsorted(sorted_values, values)
     return place, torch.searchsorted(sorted_values, values, right=True) > place
@@ -77,7 +77,7 @@ def _place(sorted_values: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def rank_entities(
     model: KnowledgeGraphModel, triples: Tensor, known: KnownTriples, *, batch_size: int = 256, block_size: int = 8192
 ) -> Ranks:
-    """Rank the true entity of each triple among all entities that are not known to be right answers too.
+    """Rank the true entity of each triple among all entities except other known correct answers.
 
     Entities are scored in blocks, so at most `batch_size * block_size` scores are in memory. Scores are computed in
     float64 and compared in float32. Otherwise equal scores, summed in different orders, could differ in the last bit

@@ -65,14 +65,14 @@ class FilterNetworks:
         return self.at(torch.linspace(0.0, self.cutoff, num_points, dtype=dtype, device=device))
 
     def can_be_tables(self) -> bool:
-        """Check whether each row of a result depends on one distance alone, and no hook sees these rows."""
+        """Check whether each row of a result depends on one distance alone, and no hook reads these rows."""
         parts = [part for network in self.networks for part in network.modules()]
         by_row = all(type(part) in _BY_ROW or _is_dense_of_schnetpack(part) for part in parts)
         are_own = not any("forward" in vars(part) for part in (*parts, self.expand, self.envelope))
         return by_row and are_own and not is_hooked(self._modules())
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the parameters and the buffers that make the filters."""
+        """Return the parameters and the buffers that determine the filters."""
         modules = self._modules()
         return [p for one in modules for p in one.parameters()], [b for one in modules for b in one.buffers()]
 
@@ -105,7 +105,7 @@ class _GridCheck:
 
     @torch.no_grad()
     def is_near(self) -> bool:
-        """Check whether weights have changed by no more than a few updates, and buffers are unchanged."""
+        """Check that weights differ by at most a few updates' change, and that buffers are unchanged."""
         weights, buffers = self.tensors
         moved = torch._foreach_norm(torch._foreach_sub(weights, self._weights)) if weights else ()
         is_far = any(map(operator.gt, map(float, moved), self._limits))
@@ -152,7 +152,7 @@ class GridFilters:
 
 
 class FilterNetworksMixin(nn.Module):
-    """A model with filters that may be on a grid.
+    """A mixin for models whose filters may be interpolated on a grid.
 
     Attributes:
         filters: `"grid"` uses a grid if it is as exact as float32 and if there are enough edges; `"edges"` never does.
@@ -163,11 +163,11 @@ class FilterNetworksMixin(nn.Module):
     filter_points: int | None = 0
 
     def filter_networks(self) -> FilterNetworks | None:
-        """Return the networks that make the filters; None if filters are not functions of the distance."""
+        """Return the networks that compute the filters; None if filters are not functions of the distance."""
         return None
 
     def refine_filters(self) -> None:
-        """Compare the grid with the networks between its points, and take a finer grid if they differ.
+        """Check the interpolated filters against the networks, and use a finer grid if they differ.
 
         Values and slopes may differ by the rounding error of float32 (float64: 1e-9). If no grid is exact enough, as
         with ReLU, whose slope jumps, the networks run at each edge. This check runs at the start of the first call of a
@@ -218,7 +218,7 @@ def _is_dense_of_schnetpack(part: nn.Module) -> bool:
 
 
 def is_hooked(modules: Iterable[nn.Module]) -> bool:
-    """Check whether a module or a part of it has a hook other than a capture's, or whether all modules have one."""
+    """Check whether there is a global hook, or a hook of a module or submodule that is not from a capture."""
     return _has_any_global_hook() or any(
         getattr(hook, "__module__", "") != "popgeo.capture.recorder"
         for module in modules
@@ -244,7 +244,7 @@ def run_as_rows(module: nn.Module, rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _is_exact(networks: FilterNetworks, num_points: int, dtype: torch.dtype) -> bool:
-    """Check a grid against a grid twice as fine: filters between its points, and slopes at its points."""
+    """Compare a grid's filters between its points, and slopes at its points, with a grid that is twice as fine."""
     largest, largest_of_slopes = _LARGEST_ERROR[dtype]
     between = (torch.arange(num_points - 1, dtype=torch.float64) + 0.5) * (networks.cutoff / (num_points - 1))
     fine = networks.tables(2 * num_points - 1, torch.float64)
@@ -261,7 +261,7 @@ def _is_exact(networks: FilterNetworks, num_points: int, dtype: torch.dtype) -> 
 
 
 def _slopes(table: Tensor) -> Tensor:
-    """Return the slope at each row of a table, times the spacing of rows, by differences of eleven rows."""
+    """Compute finite-difference slopes at each row of a table, times the row spacing, from eleven rows each."""
     rows, factors = table.unfold(0, STENCIL, 1), _factors_of_slopes().to(table)  # [num_points - 10, channels, 11]
     half = STENCIL // 2
     ends = factors[:half] @ rows[0].T, factors[half + 1 :] @ rows[-1].T
@@ -270,7 +270,7 @@ def _slopes(table: Tensor) -> Tensor:
 
 @functools.cache
 def _factors_of_slopes() -> Tensor:
-    """Return the factors of eleven values that give the slope at each of their places. [11, 11]."""
+    """Return the finite-difference coefficients for the slope at each of eleven points. [11, 11]."""
     places = torch.arange(STENCIL, dtype=torch.float64)
     powers = (places.view(1, 1, -1) - places.view(-1, 1, 1)) ** places.view(1, -1, 1)  # [at, power, place]
     return torch.linalg.solve(powers, torch.eye(STENCIL, dtype=torch.float64)[1].expand(STENCIL, -1))

@@ -1,4 +1,4 @@
-"""Models of PyTorch Geometric with fixed shapes; a module that cannot be fixed raises an error with a replacement."""
+"""Conversion of PyG models to fixed shapes. For an unsupported module, the error names a replacement."""
 
 import copy
 from collections.abc import Callable
@@ -94,7 +94,7 @@ class FixedSizeReadout(nn.Module):
         return super().train(mode)
 
     def reset_parameters(self) -> None:
-        """Draw the readout's parameters again."""
+        """Reset the readout's parameters."""
         self._readout[0].reset_parameters()
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class FixedSizePool(nn.Module):
 
 
 def _fix(module: nn.Module, num_graphs: int, fixed: dict[nn.Module, nn.Module], *, is_inner: bool) -> nn.Module:
-    """Return the replacement of a module: the module with its parts fixed, or a module of fixed size.
+    """Return the module with fixed submodules, or its replacement of fixed size.
 
     Args:
         module: Module to change in place.

@@ -1,4 +1,4 @@
-"""Forces and stress: the derivatives of a model's energy by positions and by the strain of the cell."""
+"""Forces and stress as derivatives of a model's energy with respect to positions and cell strain."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from popgeo.ops.refusals import check_shapes
 
 
 def energy_and_forces(model: nn.Module, z: Tensor, pos: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """Return energies, and forces F = -dE/dpos by one backward pass (arXiv:1706.08566, eq. 5).
+    """Compute energies, and forces F = -dE/dpos by one backward pass (arXiv:1706.08566, eq. 5).
 
     If the model is in training mode, forces can be differentiated again, so they can be part of a loss. Energies of
     padding graphs depend on no real atom, so padding changes no force; a padding atom's force is zero.
@@ -51,7 +51,7 @@ def energy_forces_and_stress(
     num_graphs: int,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return energies, forces, and the stress of each periodic cell, by one backward pass.
+    """Compute energies, forces, and the stress of each periodic cell, by one backward pass.
 
     The stress is dE/de / V for a strain e of atoms, images and cell. It is positive if the cell contracts, as in ASE. A
     padding graph has a cell of zeros and a stress of 0.

@@ -32,7 +32,7 @@ _PAIRS_PER_ROW = 32  # measured cost of moving a node's row to a padded slot and
 
 
 def cheaper_form(num_nodes: int, num_graphs: int, max_num_nodes: int | None) -> AttentionForm:
-    """Return the cheaper form: padding saves pairs, but moves each node's row to its slot and back.
+    """Return the cheaper form. Padding computes fewer pairs, but each node's row is moved to a slot and back.
 
     A batch of few graphs, such as GPS++'s 8 graphs in 60 nodes, is cheaper as one matrix; a batch of many graphs is
     cheaper with padding. Between these cases the choice is right for one thread of a processor. On the modelled IPU
@@ -149,7 +149,7 @@ class SameGraph:
     def pair_bias(
         self, bias: nn.Module | None, pairs: Mapping[str, Tensor], nodes_mask: Tensor | None
     ) -> Tensor | None:
-        """Return the bias that a module computes from features of pairs, as `bias_of` lays it out; None without module.
+        """Return the bias that a module computes from pair features, in the layout of `bias_of`; None without a module.
 
         Raises:
             ValueError: there are features of pairs but no module.
@@ -161,7 +161,7 @@ class SameGraph:
         return None if bias is None else self.bias_of(bias(**pairs, nodes_mask=nodes_mask))
 
     def bias_of(self, pairs: Tensor) -> Tensor:
-        """Lay out numbers of pairs so that attention can add them to its scores.
+        """Arrange values of pairs so that attention can add them to its scores.
 
         Args:
             pairs: A number per head for each node and each place in its graph. [num_nodes, places, heads]
@@ -232,7 +232,7 @@ class GraphAttention(nn.Module):
 
 
 def _softmax_of_seen(score: Tensor, may_see: Tensor) -> Tensor:
-    """Return the softmax over visible keys: exactly 0 for others, and for weights that would lead to denormals."""
+    """Return the softmax over visible keys. Hidden keys and weights near denormal numbers get exactly 0."""
     least = torch.finfo(score.dtype).min / 4  # finite, so that a row without visible keys is not NaN
     seen = torch.where(may_see, score.detach(), least)
     threshold = seen.amax(-1, keepdim=True) + least_exponent(score.dtype)

@@ -1,4 +1,4 @@
-"""Modules that find the atoms that interact: from positions to edges in a fixed number of slots."""
+"""Modules that find interacting atoms, and return edges in a fixed number of slots."""
 
 import warnings
 from abc import abstractmethod
@@ -49,7 +49,7 @@ class InteractionGraph(nn.Module):
         return edge_index, edge_weight
 
     def window(self, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> int | None:
-        """Return the number of atoms of the largest real molecule: as given, as counted or, in a capture, as loaded."""
+        """Return the number of atoms of the largest real molecule: given, counted or, in a capture, from the loader."""
         if self.max_num_nodes is not None:
             return self.max_num_nodes
         if eager.is_plain():
@@ -106,19 +106,19 @@ class KNNInteractionGraph(InteractionGraph):
 
     @classmethod
     def default(cls, k: int, cutoff: float) -> "KNNInteractionGraph":
-        """Return the graph of a model without a chosen graph; `NeighborRule` reads whether the user chose `k`."""
+        """Return the default graph of a model, and record whether the user chose `k`, for `NeighborRule`."""
         graph = cls(k, cutoff)
         graph._is_default = k == MAX_NUM_NEIGHBORS
         return graph
 
     def find(self, pos: Tensor, batch: Tensor, num_graphs: int, nodes_mask: Tensor | None) -> Neighbors:
-        """Find `k` edges for each atom in turn. [num_nodes * k]."""
+        """Find `k` edges for each atom, sorted by atom. [num_nodes * k]."""
         size = self.window(batch, num_graphs, nodes_mask)
         return knn(pos, batch, self.k, self.cutoff, num_graphs=num_graphs, max_num_nodes=size, nodes_mask=nodes_mask)
 
 
 class PairInteractionGraph(InteractionGraph):
-    """A list of each pair of atoms within the cutoff once: the same interactions as all neighbors, in half the slots.
+    """A graph with each pair of atoms within the cutoff listed once, which needs half the slots of a full list.
 
     A filter depends on the distance alone, so both directions of a pair share it, and `SchNet` computes half as many
     filters. Absent pairs have the length `cutoff`, and every envelope is 0 there.
@@ -190,7 +190,7 @@ class RadiusInteractionGraph(InteractionGraph):
 
 
 class PrecomputeInteractionGraph(BaseTransform):
-    """A transform that finds a molecule's edges once, so that a loader packs them and only real edges take slots.
+    """A transform that finds a molecule's edges once, so that batches contain only real edges and little padding.
 
     Use it for fixed positions. Pass the batch's `edge_index` and the same `half_list` to the model, which computes the
     lengths, so that forces are correct. For periodic structures use `popgeo.convert.read_atoms(cutoff=)`.
@@ -218,7 +218,7 @@ class PrecomputeInteractionGraph(BaseTransform):
         self.cutoff, self.half_list = cutoff, half_list
 
     def forward(self, data: Data) -> Data:
-        """Set `edge_index` to the edges within the cutoff, sorted by center, and `cutoff`, which models check.
+        """Set `edge_index` to the edges within the cutoff, sorted by center. Also set `cutoff`, which models check.
 
         PyG has copied the molecule before.
 

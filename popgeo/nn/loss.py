@@ -1,4 +1,4 @@
-"""Losses of the real rows only: values in padding, even NaN, change neither the loss nor a gradient.
+"""Losses over real rows only. Values in padding, even NaN, change neither the loss nor a gradient.
 
 As in torch, `weight` is a factor for each entry, or for each class. A weighted mean has the same divisor as in torch,
 unless `divide_by` replaces it.
@@ -15,7 +15,7 @@ from popgeo.ops.refusals import check_shapes, require
 
 @in_float32
 def masked_mean(values: Tensor, mask: Tensor | None = None, divide_by: Tensor | float | None = None) -> Tensor:
-    """Average the entries that the mask keeps; 0 when it keeps none.
+    """Average the entries that the mask keeps; return 0 if it keeps none.
 
     Args:
         values: Values to average. [rows, ...]
@@ -28,7 +28,7 @@ def masked_mean(values: Tensor, mask: Tensor | None = None, divide_by: Tensor | 
         The sum of the kept entries, divided by their number or by `divide_by`. []
 
     Raises:
-        ValueError: the mask is not boolean or has a different shape, or `divide_by` holds several numbers.
+        ValueError: the mask is not boolean or has a different shape, or `divide_by` has several elements.
 
     Example:
         >>> masked_mean(torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False]))
@@ -131,7 +131,7 @@ def cross_entropy(
 
     Args:
         input: Logits. [rows, num_classes]
-        target: Classes; padding rows may hold any number. [rows]
+        target: Classes; padding rows may have any number. [rows]
         mask: True where the row is real. [rows]
         weight: Factor for each class. As in torch, the mean divides by the sum of the rows' factors. [num_classes]
         label_smoothing: Share of each label that is spread evenly over all classes (arXiv:1512.00567, sec. 7).
@@ -208,7 +208,7 @@ def binary_cross_entropy(
 
 
 def _mean(values: Tensor, share: Tensor | None, mask: Tensor | None, divide_by: Tensor | float | None) -> Tensor:
-    """Return the sum of kept values, divided by `divide_by`, else by the sum of shares, else by their number."""
+    """Return the sum of kept values divided by `divide_by`, by the sum of shares, or by the number of kept values."""
     mask = _entries(values, mask)
     total = torch.where(mask, values, 0.0).sum()
     if isinstance(divide_by, Tensor) and divide_by.numel() != 1:
@@ -233,7 +233,7 @@ def _weighted(values: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | N
 
 
 def _factors(weight: Tensor, shape: tuple[int, ...], values: Tensor) -> Tensor:
-    """Return `weight` in the values' type, after the check that its shape begins `shape`."""
+    """Return `weight` in the values' type, after a check that `shape` begins with its shape."""
     if not isinstance(weight, Tensor) or tuple(weight.shape) != shape[: weight.dim()] or weight.dim() == 0:
         given = f"has shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else f"is {weight!r}"
         raise ValueError(
@@ -244,7 +244,7 @@ def _factors(weight: Tensor, shape: tuple[int, ...], values: Tensor) -> Tensor:
 
 
 def _at_entries(rows: Tensor, values: Tensor) -> Tensor:
-    """Expand a number per row, or per entry, to the shape of the values."""
+    """Expand numbers per row or per entry to the shape of the values."""
     return rows.view(*rows.shape, *[1] * (values.dim() - rows.dim())).expand_as(values)
 
 
@@ -265,7 +265,7 @@ def _check_shapes(input: Tensor, target: Tensor) -> None:
 
 
 def _difference(input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-    """Return `input - target`, 0 and without gradient outside the mask; integers as int64, because others overflow."""
+    """Return `input - target`, with 0 and no gradient outside the mask. Integers become int64 against overflow."""
     _check_shapes(input, target)
     dtype = torch.promote_types(torch.promote_types(input.dtype, target.dtype), torch.int64)
     return torch.where(_entries(input, mask), input.to(dtype) - target.to(dtype), 0.0)

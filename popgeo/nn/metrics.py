@@ -1,4 +1,4 @@
-"""Metrics of the known labels in real rows. Each metric is a number for the given rows: join the rows of all batches.
+"""Metrics over known labels in real rows. A metric is not additive over batches: concatenate all batches' rows first.
 
 A prediction of NaN in these rows makes every metric NaN, so that a model that diverged never looks good.
 """
@@ -148,7 +148,7 @@ def roc_auc(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor
 
 @in_float32
 def average_precision(input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Compute the average precision: the mean, over rows of class 1, of the precision at their score.
+    """Compute the average precision: the mean precision at the scores of all rows of class 1.
 
     The precision at a score is the share of class 1 among the rows with this score or a higher one. The result is the
     area below the step function of precision over recall.
@@ -180,7 +180,7 @@ def average_precision(input: Tensor, target: Tensor, mask: Tensor | None = None)
 def mean_over_tasks(
     metric: Callable[[Tensor, Tensor, Tensor | None], Tensor], input: Tensor, target: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Compute a metric's mean over tasks, without the tasks that have a NaN, such as tasks with a missing class.
+    """Compute a metric's mean over tasks, except tasks with a NaN, such as tasks with a missing class.
 
     A prediction of NaN for a known label makes the mean NaN.
 
@@ -213,7 +213,7 @@ def _known(input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _from_first(values: Tensor, known: Tensor) -> Tensor:
-    """Return values minus the first known value: exactly 0 for equal values, which a mean may miss. [rows]."""
+    """Subtract the first known value, so that equal values become exactly 0. [rows]."""
     values = values.to(torch.promote_types(values.dtype, torch.int64))  # smaller integers overflow
     return values - values.gather(0, known.long().argmax(0, keepdim=True)) if len(values) else values
 

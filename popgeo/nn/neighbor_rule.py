@@ -1,4 +1,4 @@
-"""The rule of a model for pairs of atoms that interact, which all programs of the model follow."""
+"""The rule that decides which pairs of atoms interact in a model and in all of its programs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from popgeo.ops.refusals import require
 
 @dataclass(frozen=True, kw_only=True)
 class NeighborRule:
-    """The rule for pairs of atoms that interact in a model, for pairs that the model finds and for listed pairs.
+    """A rule that decides which pairs of atoms interact in a model, with or without a given list of pairs.
 
     Attributes:
         cutoff: Longest pair, in the unit of the positions.
         max_num_neighbors: Largest number of neighbors of an atom, its nearest ones; None for all within the cutoff, 0
             if only `search` knows the number.
-        is_default: Whether the number is a default, and not the user's choice. A default holds for `search` only, not
+        is_default: Whether the number is a default, and not the user's choice. A default applies to `search` only, not
             for listed pairs.
         search: Function that finds edges and their lengths from positions and the molecule of each atom, without
             periodic images. None for a model that requires a list.
@@ -33,7 +33,7 @@ class NeighborRule:
 
     @classmethod
     def of(cls, search: Any, cutoff: float) -> "NeighborRule":
-        """Return the rule of a model with this cutoff and an interaction graph, of this library or of another."""
+        """Return the rule of a model with this cutoff and interaction graph, which may be from another library."""
         limit = None if isinstance(search, InteractionGraph) else getattr(search, "max_num_neighbors", 0)
         limit = getattr(search, "k", limit)
         own = getattr(search, "cutoff", cutoff)
@@ -66,7 +66,7 @@ class NeighborRule:
         return r
 
     def why_not_all(self, count: int) -> str:
-        """Return the message for a list with more neighbors of an atom than the model takes."""
+        """Return the error message for a list with more neighbors of an atom than the model allows."""
         most = f"the nearest {self.max_num_neighbors}" if self.max_num_neighbors else "an unknown number"
         return (
             f"An atom has {count} neighbors within {self.cutoff:.6g}, and the model takes {most} of them: its "
@@ -75,7 +75,7 @@ class NeighborRule:
         )
 
     def why_listed(self) -> str:
-        """Return the message for a structure that repeats and has no list of pairs."""
+        """Return the error message for a periodic structure without a list of pairs."""
         return (
             "A structure repeats (pbc, cell), and its pairs are not listed with their images: it would be predicted as "
             f"a molecule. Read it with popgeo.convert.read_atoms(cutoff={self.cutoff:.6g}), or pass "

@@ -1,4 +1,4 @@
-"""Norms with statistics without padding. Parameter names are PyG's, so that its checkpoints load."""
+"""Norms whose statistics exclude padding. Parameters have PyG's names, so that PyG's checkpoints load."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from popgeo.ops.refusals import check_choice
 
 
 class Norm(nn.Module):
-    """The base class of all norms; each of them takes the same arguments."""
+    """The base class of all norms, which take the same arguments."""
 
     def forward(
         self, x: Tensor, batch: Tensor | None = None, num_graphs: int | None = None, nodes_mask: Tensor | None = None
@@ -43,7 +43,7 @@ class Norm(nn.Module):
 
 
 class LayerNorm(Norm, nn.LayerNorm):
-    """A norm of each node over its own channels (arXiv:1607.06450), so that no other row has an influence.
+    """A norm of each node over its own channels, independent of other rows (arXiv:1607.06450).
 
     PyG's `LayerNorm` takes one mean over all nodes of a graph, or of the batch, unless `mode="node"` is set.
 
@@ -169,7 +169,7 @@ class GraphNorm(Norm):
 
     @in_float32
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
-        """Return features that are normalised over each graph, with a share of the mean kept."""
+        """Return features that are normalised over each graph, except for a learned share of the mean."""
         batch, num_graphs = _graphs(x, batch, num_graphs, nodes_mask)
         mean = global_mean_pool(x, batch, num_graphs)
         out = x - gather(mean, batch) * self.mean_scale

@@ -52,7 +52,7 @@ class PairBias(nn.Module):
         Args:
             hops: Result of `ShortestPaths`. [num_nodes, max_num_nodes]
             distance: Result of `PairDistances`. [num_nodes, max_num_nodes]
-            nodes_mask: True where the node is real. With it padding rows may hold any values. [num_nodes]
+            nodes_mask: True where the node is real. With it, padding rows may have any values. [num_nodes]
 
         Returns:
             [num_nodes, max_num_nodes, heads]

@@ -171,7 +171,7 @@ def envelope_for(cutoff: float, envelope: nn.Module | None) -> nn.Module:
 
 
 def _power(d: Tensor, exponent: int) -> Tensor:
-    """Compute d to an integer power by products; on a machine without an instruction for powers `pow` is far slower."""
+    """Compute d to an integer power by products, because `pow` is far slower on some machines."""
     power = d
     for bit in f"{exponent:b}"[1:]:
         power = power * power * d if bit == "1" else power * power

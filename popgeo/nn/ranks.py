@@ -49,7 +49,7 @@ class Ranks:
         return float(self.realistic.mean())
 
     def hits_among(self, num_negatives: int, k: int, num_candidates: Tensor) -> float:
-        """Return the expected share of answers among the first k of answer and randomly drawn negatives.
+        """Return the expected hits@k if each answer is ranked among randomly drawn negatives.
 
         Inductive link prediction is measured with 50 negatives. This is the expectation over their draws, so nothing is
         drawn.
@@ -76,7 +76,7 @@ class Ranks:
 
     @staticmethod
     def join(*parts: "Ranks") -> "Ranks":
-        """Join the ranks of several sets of queries."""
+        """Concatenate the ranks of several sets of queries."""
         return Ranks(
             optimistic=torch.cat([part.optimistic for part in parts]),
             pessimistic=torch.cat([part.pessimistic for part in parts]),
@@ -84,7 +84,7 @@ class Ranks:
 
 
 def filtered_ranks(scores: Tensor, target: Tensor, known: Tensor | None = None) -> Ranks:
-    """Rank each query's answer among all candidates that are no other known answers.
+    """Rank each query's answer among all candidates except other known answers.
 
     Use it for given scores of a few candidates; `rank_entities` scores and ranks all entities of a graph in blocks.
 

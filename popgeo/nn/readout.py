@@ -1,4 +1,4 @@
-"""Readouts: the last module of a model, from nodes to graphs or to edges."""
+"""Readouts: modules at the end of a model that map nodes to graphs or to edges."""
 
 from collections.abc import Callable
 

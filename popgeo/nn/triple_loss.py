@@ -1,4 +1,4 @@
-"""Losses of triples against negatives; masked triples and negatives change neither the loss nor a gradient."""
+"""Losses that compare triples with negatives. Masked rows change neither the loss nor a gradient."""
 
 import math
 from abc import abstractmethod

@@ -1,4 +1,4 @@
-"""Functions of tensors with static shapes; torch captures each as one op, and most are differentiable twice."""
+"""Tensor functions with static shapes. torch captures each function as one op; most are twice differentiable."""
 
 from popgeo.ops.cfconv import cfconv as cfconv
 from popgeo.ops.interaction import InteractionPlan as InteractionPlan

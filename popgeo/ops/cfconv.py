@@ -1,4 +1,4 @@
-"""The continuous-filter convolution of SchNet, fused: each edge is read once and each node written once."""
+"""SchNet's continuous-filter convolution as one fused op, which reads each edge once and writes each node once."""
 
 import struct
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
 
 
 def _at_once(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan: EdgePlan) -> Tensor | None:
-    """Return the result by the shortest way, in 5 microseconds; None if a call is unusual or wrong.
+    """Return the result by a fast path, in 5 microseconds; None if a call is unusual or invalid.
 
     A usual call without gradients has contiguous tensors in memory, and the indices from which the plan was made.
     """
@@ -185,7 +185,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _differentiate_backward(ctx: Any, to_x: Tensor, to_w: Tensor) -> tuple[Tensor | None, ...]:
-    """Differentiate the backward pass by cfconvs and products: grad_x is linear in (grad, w), grad_w in (grad, x)."""
+    """Compute the second backward pass: grad_x is linear in (grad, w), and grad_w is linear in (grad, x)."""
     grad, x, w, src, dst, dst_rowptr, dst_perm, src_rowptr, src_perm = ctx.saved_tensors
     forward = (dst_rowptr, dst_perm, src_rowptr, src_perm, *ctx.numbers)
     reverse = (src_rowptr, src_perm, dst_rowptr, dst_perm, *ctx.numbers)

@@ -1,4 +1,4 @@
-"""ChannelRows: a scatter along any dimension, with any index that broadcasts, in the form that the ops take."""
+"""ChannelRows: conversion of a scatter along any dimension, with any index that broadcasts, to rows for the ops."""
 
 from dataclasses import dataclass
 
@@ -65,7 +65,7 @@ class ChannelRows:
         return cls(rows, index, num_rows, dim, shape, num_edges, is_per_entry=vector is None)
 
     def plan(self, plan: ScatterPlan | None) -> tuple[Tensor | None, Tensor | None, int]:
-        """Return a plan as the ops take it, after the check that it belongs to the index.
+        """Return a plan's tensors for the ops, after a check that the plan belongs to the index.
 
         Raises:
             ValueError: the plan belongs to a different index, or the index differs between channels.
@@ -99,14 +99,14 @@ class ChannelRows:
 
 
 def plan_arguments(plan: ScatterPlan | None, index: Tensor, num_rows: int) -> tuple[Tensor | None, Tensor | None, int]:
-    """Return a plan as the ops take it, after the check that it belongs to the index; no plan if nothing can tell."""
+    """Return a plan's tensors for the ops if the plan belongs to the index; no plan if this cannot be checked."""
     if plan is None or not plan.check("index", index, num_rows):
         return None, None, 0
     return plan.rowptr, plan.perm, plan.num_tiles
 
 
 def broadcast(index: Tensor, src: Tensor, dim: int) -> Tensor:
-    """Expand an index to the shape of `src`: a single dimension lies along `dim`, several are matched from the left."""
+    """Expand an index to the shape of `src`: one dimension is placed at `dim`, several are matched from the left."""
     if index.dim() == 1:
         index = index.reshape([-1 if d == dim else 1 for d in range(src.dim())])
     index = index.reshape(*index.shape, *[1] * (src.dim() - index.dim()))

@@ -1,4 +1,4 @@
-"""The ops behind `shard_exchange`: exchanges between shards of this process and of others, with their derivatives."""
+"""The ops that `shard_exchange` calls: exchanges between shards of all processes, with derivatives."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from popgeo.ops.register_op import register
 
 
 def _world(num_shards: int, num_local: int) -> int:
-    """Return the number of processes that hold the shards.
+    """Return the number of processes that store the shards.
 
     Raises:
         ValueError: the number does not match the size of torch's process group.
@@ -30,7 +30,7 @@ def _world(num_shards: int, num_local: int) -> int:
 
 
 def _everywhere(x: Tensor, num_shards: int) -> Tensor:
-    """Return the rows of all shards, of this and of other processes. [num_shards, ...]."""
+    """Gather the rows of the shards of all processes. [num_shards, ...]."""
     if _world(num_shards, x.shape[0]) == 1:
         return x
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(num_shards // x.shape[0])]
@@ -40,14 +40,14 @@ def _everywhere(x: Tensor, num_shards: int) -> Tensor:
 
 
 def _here(num_shards: int, num_local: int) -> slice:
-    """Return the slice of the shards that this process holds."""
+    """Return the slice of this process's shards."""
     first = dist.get_rank() * num_local if _world(num_shards, num_local) > 1 else 0
     return slice(first, first + num_local)
 
 
 @contextlib.contextmanager
 def names_lost_process(act: str) -> Iterator[None]:
-    """Add to an error of `torch.distributed` the act that failed in this process, and a remedy."""
+    """Raise an error of `torch.distributed` again with the action that failed and a remedy."""
     try:
         yield
     except RuntimeError as error:
@@ -58,7 +58,7 @@ def names_lost_process(act: str) -> Iterator[None]:
 
 
 def _sum(x: Tensor, num_shards: int, stride: int) -> Tensor:
-    """Sum shards one after the other, for the same bits with any number of processes; half precision in float32."""
+    """Sum shards in order, so that any number of processes gives the same bits. Half precision is summed in float32."""
     parts = _everywhere(x, num_shards)
     narrow = x.dtype in (torch.float16, torch.bfloat16)
     total = parts[0].to(torch.float32 if narrow else x.dtype).clone(memory_format=torch.contiguous_format)

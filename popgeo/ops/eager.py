@@ -1,4 +1,4 @@
-"""Checks for plain eager code, which nothing captures, transforms or traces, so that an op may take a short way."""
+"""Checks whether a call is plain eager code, without capture, transform or trace, so that an op can use a fast path."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -25,12 +25,12 @@ def is_direct(*tensors: Tensor) -> bool:
 
 
 def is_plain() -> bool:
-    """Check that nothing traces or transforms the present call: no capture, no dispatch mode, no functorch."""
+    """Check that no capture, dispatch mode or functorch transform is active for the current call."""
     return not (_is_transformed() or _C._len_torch_dispatch_stack())
 
 
 def is_transformed_by_func() -> bool:
-    """Check whether `torch.func` transforms the present call, for a derivative or otherwise.
+    """Check whether `torch.func` transforms the current call.
 
     Example:
         >>> is_transformed_by_func()
@@ -40,7 +40,7 @@ def is_transformed_by_func() -> bool:
 
 
 def is_captured() -> bool:
-    """Check whether a capture of popgeo, and no transform, sees the present call.
+    """Check whether a popgeo capture, and no transform, records the current call.
 
     Example:
         >>> is_captured()
@@ -50,7 +50,7 @@ def is_captured() -> bool:
 
 
 def transforms_around() -> str:
-    """Return the name of the transform, trace or fake mode around the present call; empty without one.
+    """Return the name of the transform, trace or fake mode of the current call, or an empty string.
 
     A mode that only observes operations, such as a count of FLOPs, is no transform.
 
@@ -94,7 +94,7 @@ def _is_transformed() -> bool:
 
 
 def is_eager(arguments: Sequence[Any]) -> bool:
-    """Check that torch's dispatcher would add nothing but autograd to a call with these arguments.
+    """Check that torch's dispatcher would add only autograd to a call with these arguments.
 
     Raises:
         ValueError: a tensor is a forward-mode dual number; torch would silently drop its tangent.

@@ -1,4 +1,4 @@
-"""Exponentials that are 0 before they, or their products with weights, become denormal numbers."""
+"""Exponentials that become exactly 0 before they or their products with weights are denormal numbers."""
 
 import math
 
@@ -10,7 +10,7 @@ _MARGIN = 0.01  # more than bfloat16's rounding error, so that exponents at the 
 
 
 def least_exponent(dtype: torch.dtype) -> float:
-    """Return the exponent up to which an exponential is negligible: -60, and -600 in float64.
+    """Return the exponent at or below which an exponential is set to 0: -60, or -600 in float64.
 
     e^-60 is 1e-26, twelve orders of magnitude above the denormal numbers of float32, so that its product with a weight
     or a gradient is normal too. Processors need up to a hundred times longer for denormal numbers. float16 has no
@@ -24,7 +24,7 @@ def least_exponent(dtype: torch.dtype) -> float:
 
 
 def exp_or_zero(x: Tensor) -> Tensor:
-    """Compute e^x, with exactly 0 for it and its gradients if `x` is at most `least_exponent(x.dtype)`.
+    """Compute e^x. The result and its gradients are exactly 0 if `x` is at most `least_exponent(x.dtype)`.
 
     Args:
         x: Exponents of a floating point type, any shape; NaN stays NaN.
@@ -42,7 +42,7 @@ def exp_or_zero(x: Tensor) -> Tensor:
 
 
 def sigmoid_or_zero(x: Tensor) -> Tensor:
-    """Compute 1 / (1 + e^-x), with exactly 0 if `x` is at most `least_exponent(x.dtype)`.
+    """Compute 1 / (1 + e^-x). The result is exactly 0 if `x` is at most `least_exponent(x.dtype)`.
 
     Example:
         >>> sigmoid_or_zero(torch.tensor([0.0, -88.0]))

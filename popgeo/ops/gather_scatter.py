@@ -1,4 +1,4 @@
-"""popgeo::gather and popgeo::scatter_sum: rows to edges and edges to rows, each the derivative of the other."""
+"""The ops popgeo::gather (rows to edges) and popgeo::scatter_sum (edges to rows), which are each other's derivative."""
 
 import struct
 from typing import Any
@@ -28,7 +28,7 @@ pack_sum = struct.Struct("11q").pack  # SumCall
 
 
 def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None) -> Tensor | None:
-    """Return the sum by the shortest way, in 3 microseconds; None if a call is unusual or wrong.
+    """Return the sum by a fast path, in 3 microseconds; None if a call is unusual or invalid.
 
     A usual call is eager and without gradients, on contiguous tensors in memory, with an int64 index and its own plan.
     """
@@ -108,7 +108,7 @@ def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tenso
 def sum_compiled(
     src: Tensor, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
 ) -> Tensor | None:
-    """Return the sum by the compiled kernel, from a plan or an index; None if torch must compute it."""
+    """Compute the sum with the compiled kernel, from a plan or an index; return None if torch must compute it."""
     native = library.packed("popgeo_scatter_sum")
     num_edges, channels = src.shape
     by_edge = index is not None and src.dtype not in reference.HALVES
@@ -149,7 +149,7 @@ def _check_memory(index: Tensor) -> None:
 
 
 def fake_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
-    """Return an empty result, [num_rows, channels], after the checks."""
+    """Return an uninitialized result, [num_rows, channels], after the checks."""
     check_sum(src, index, num_rows)
     return src.new_empty(num_rows, src.shape[1])
 

@@ -1,4 +1,4 @@
-"""Statistics of half precision: computed in float32 and rounded once at the end, as in torch."""
+"""Statistics of half-precision tensors, computed in float32 and rounded once at the end, as in torch."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ _P = ParamSpec("_P")
 
 
 def in_float32(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
-    """Decorate a function: it gets its arguments of half precision in float32, and its result is rounded back.
+    """Decorate a function so that it computes half-precision arguments in float32 and rounds its result back.
 
     In float16 a sum or a count beyond 65,504 would be infinite. A function that writes to its argument `out` writes to
     the tensor that the caller passed.

@@ -1,4 +1,4 @@
-"""SchNet's and PaiNN's interactions with filters on a grid: from distances to messages in one pass over the edges."""
+"""SchNet's and PaiNN's interactions with filters on a grid, computed in one pass over the edges."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from popgeo.ops.interaction_ops import interact, make_plan
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InteractionPlan:
-    """The edges within the cutoff in the order of their distances, made once for all layers on the same edges.
+    """A plan of the edges within the cutoff, sorted by distance, made once for all layers on the same edges.
 
     A plan belongs to the tensors from which it was made. If `interaction` gets different or changed tensors, it makes a
     new plan.
@@ -52,7 +52,7 @@ class InteractionPlan:
         return cls(tensor=tensor, weights=weights, made_from=made_from, sizes=sizes, cutoff=cutoff)
 
     def is_of(self, src: Tensor, dst: Tensor, r: Tensor, sizes: tuple[int, int, int], cutoff: float) -> bool:
-        """Check whether the plan was made from these tensors, and none of them was changed in place since."""
+        """Check whether the plan was made from these tensors, and no tensor has been changed in place since then."""
         return (sizes, cutoff) == (self.sizes, self.cutoff) and all(
             one is other and _version(one) == version
             for one, (other, version) in zip((src, dst, r), self.made_from, strict=True)
@@ -75,9 +75,9 @@ def interaction(
     """Interpolate a filter for each edge, multiply the features of its source by it and sum them at its destination.
 
     out[dst[e]] += x[src[e]] * filter(r[e]), eq. 2 of SchNet (arXiv:1706.08566). A filter depends on the distance alone,
-    so `table` holds it at equidistant points from 0 to the cutoff. An edge's filter is the polynomial of degree 7
-    through the eight points around its distance. Edges from the cutoff on send nothing; a distance of NaN gives NaN.
-    Neither the forward nor the backward pass writes a tensor of edges times channels. The result is twice
+    so `table` contains its values at equidistant points from 0 to the cutoff. An edge's filter is the polynomial of
+    degree 7 through the eight points around its distance. Edges from the cutoff on send nothing; a distance of NaN
+    gives NaN. Neither the forward nor the backward pass writes a tensor of edges times channels. The result is twice
     differentiable by `x`, `table`, `r` and `direction` in one pass each, and has the same bits for any number of
     threads.
 
@@ -96,7 +96,7 @@ def interaction(
         dst: Destination of each edge. [num_edges]
         num_nodes: Rows of the result; never read from `dst`, so the shape is static.
         cutoff: Distance of the last row of the table.
-        direction: Unit vector from the destination to the source; its negative holds for the way back. [num_edges, 3]
+        direction: Unit vector from the destination to the source; the reverse edge uses its negative. [num_edges, 3]
         half_list: Whether each edge represents both directions: messages then also go from `dst` to `src`, with the
             same filter.
         plan: Plan of these edges, made once and reused by every layer. Default: each call makes a plan.
@@ -126,7 +126,7 @@ def interaction(
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Check whether an interaction of these tensors is one operation: float32 or float64, on a processor, no autocast.
+    """Check whether an interaction can run as one operation: float32 or float64, on a CPU, without autocast.
 
     In eager code the processor must have kernels for it; in popgeo's captures the backend decides later. Transforms,
     and dispatch modes of other libraries, see each operation of the definition.

@@ -1,4 +1,4 @@
-"""One interaction: its arguments, its definition in plain torch, and its calls of the compiled kernels."""
+"""The arguments of one interaction, its definition in plain torch, and its calls of compiled kernels."""
 
 import struct
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class InteractionCall:
         return replace(self, **dict(zip(("x", "table", "r", "direction"), tensors, strict=True)))
 
     def sums(self) -> Tensor:
-        """Compute the sums by the definition, in operations with derivatives of any order. [num_nodes, channels]."""
+        """Compute the sums by the definition, which has derivatives of any order. [num_nodes, channels]."""
         w = interpolated(self.table, self.r, self.cutoff).to(self.x.dtype)
 
         def convolve(x: Tensor, w: Tensor, odd: bool = False) -> Tensor:
@@ -85,7 +85,7 @@ class InteractionCall:
         return convolve(self.x, w) if self.direction is None else vector_messages(convolve, self.x, w, self.direction)
 
     def gradients(self, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-        """Compute gradients by `tensors` from the definition.
+        """Compute the gradients with respect to `tensors` by autograd of the definition.
 
         If gradients are enabled, the results can be differentiated again.
 
@@ -106,7 +106,7 @@ class InteractionCall:
     def second_gradients(
         self, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> list[Tensor]:
-        """Differentiate the definition's gradients by `grad` and `tensors`.
+        """Compute the derivatives of `gradients` with respect to `grad` and `tensors`.
 
         If gradients are enabled, the results can be differentiated again.
 
@@ -129,14 +129,14 @@ class InteractionCall:
             return list(torch.autograd.grad(outputs, by, given, create_graph=again, materialize_grads=True))
 
     def is_served(self) -> bool:
-        """Check whether the kernels can compute the call: float32 or float64 in memory, on a processor with kernels."""
+        """Check whether the kernels can compute the call: float32 or float64 tensors, on a CPU with kernels."""
         given = [t for t in self.tensors if t is not None]
         one_type = all(t.dtype is self.x.dtype for t in given if t is not self.table)
         fits = one_type and self.x.dtype in _DTYPES and self.table.dtype in (self.x.dtype, torch.float64)
         return fits and all(t.is_cpu and t.numel() > 0 for t in given) and self.src.numel() > 0 and is_served()
 
     def laid_out(self) -> "InteractionCall":
-        """Return the same call with a plan and contiguous tensors, as the kernels read it."""
+        """Return the same call with a plan and contiguous tensors, as the kernels require."""
         plan, weights = self.plan, self.weights
         if plan is None or weights is None:
             sizes = self.x.shape[0], self.num_nodes, self.table.shape[0]
@@ -156,7 +156,7 @@ class InteractionCall:
         to_grad: Tensor | None = None,
         num_threads: int = 1,
     ) -> bytes:
-        """Pack the structure `InteractionCall` of interaction.h.
+        """Pack the call into the struct `InteractionCall` of interaction.h.
 
         Args:
             out: Memory for the sums, or for the gradient of `x`; None if it is not wanted.
@@ -184,7 +184,7 @@ class InteractionCall:
 
 
 def interpolated(table: Tensor, r: Tensor, cutoff: float) -> Tensor:
-    """Interpolate filters at distances by the polynomial through the eight nearest rows; 0 from the cutoff on.
+    """Interpolate filters at distances with the polynomial through the eight nearest rows; 0 from the cutoff on.
 
     Args:
         table: Filters at equidistant points from 0 to the cutoff. [num_points, channels]
@@ -216,7 +216,7 @@ def interpolated(table: Tensor, r: Tensor, cutoff: float) -> Tensor:
 
 
 def _autograd_again() -> AbstractContextManager[Any]:
-    """Return a context that enables torch's autograd inside a kernel, which torch calls below autograd."""
+    """Return a context that enables autograd inside a kernel, where torch has disabled it."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView", "AutogradFunctionality"):
         excluded = excluded.remove(torch._C._dispatch_key_parse(key))
@@ -224,7 +224,7 @@ def _autograd_again() -> AbstractContextManager[Any]:
 
 
 def is_served() -> bool:
-    """Check whether the compiled library is in use and this processor has fused multiply-adds."""
+    """Check whether the compiled library is used and this CPU has fused multiply-adds."""
     native = library.function("popgeo_interaction_is_served", "", "q")
     return native is not None and bool(native())
 

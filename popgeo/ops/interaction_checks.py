@@ -1,4 +1,4 @@
-"""The checks of an interaction's arguments, which read shapes and types only, so that kernels stay within arrays."""
+"""Checks of the shapes and types of an interaction's arguments, so that kernels never read out of bounds."""
 
 from collections.abc import Sequence
 
@@ -70,7 +70,7 @@ def check_second(
 
 
 def check_wanted(wanted: Sequence[bool], tensors: Sequence[Tensor | None]) -> None:
-    """Check that there is one choice per tensor, and that no gradient of a missing tensor is wanted.
+    """Check that `wanted` has one boolean per tensor, and that no gradient of a missing tensor is wanted.
 
     Raises:
         ValueError: the choices do not fit.

@@ -1,4 +1,4 @@
-"""The interaction as operations of torch: forward, backward, second backward and plan, each one op in captured graphs.
+"""The interaction as torch ops: forward, backward, second backward and plan, each one op in captured graphs.
 
 All but the plan have a decomposition into interpolation and convolution in torch's table. Machines use it for costs and
 for tiles; it reads no plan.
@@ -30,7 +30,7 @@ _TABLE = 1  # place of the table in `InteractionCall.tensors`
 
 
 def interact(call: InteractionCall) -> Tensor:
-    """Compute the sums of an interaction, differentiable twice in one pass each, and further by the definition.
+    """Compute the sums of an interaction. The first two derivatives are fused; higher ones use the definition.
 
     Raises:
         ValueError: an index is out of range, or the plan belongs to different edges.
@@ -41,7 +41,7 @@ def interact(call: InteractionCall) -> Tensor:
 
 
 def interact_backward(call: InteractionCall, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-    """Compute the wanted gradients by `InteractionCall.tensors`; they can be differentiated again."""
+    """Compute the wanted gradients with respect to `InteractionCall.tensors`, which can be differentiated again."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, *call.tensors)):
         return list(_Backward.apply(call, list(wanted), grad, *call.tensors))
     return _below_autograd("interaction_backward", _backward, (*call.arguments, grad, list(wanted)))
@@ -50,7 +50,7 @@ def interact_backward(call: InteractionCall, grad: Tensor, wanted: Sequence[bool
 def interact_second(
     call: InteractionCall, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> list[Tensor]:
-    """Compute the wanted gradients of the `first` gradients, by `grad` and by `InteractionCall.tensors`."""
+    """Differentiate the `first` gradients with respect to `grad` and `InteractionCall.tensors`, where wanted."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, *along, *call.tensors)):
         return call.second_gradients(grad, first, along, wanted)
     return _below_autograd(
@@ -59,18 +59,18 @@ def interact_second(
 
 
 def _of_arguments(of_call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of an `InteractionCall` and more, so that it takes all arguments one by one, as in torch."""
+    """Wrap a function of an `InteractionCall` so that it takes the call's fields as separate arguments, as ops do."""
     return lambda *arguments: of_call(InteractionCall(*arguments[:NUM_ARGUMENTS]), *arguments[NUM_ARGUMENTS:])
 
 
 def _spread(results: Iterable[Any], wanted: Sequence[bool]) -> list[Any]:
-    """Return a list with the results, in order, at the wanted places and None elsewhere."""
+    """Return a list with the results at the wanted positions, in order, and None at other positions."""
     remaining = iter(results)
     return [next(remaining) if is_wanted else None for is_wanted in wanted]
 
 
 def pack_forward(call: InteractionCall, results: Sequence[Tensor], num_threads: int) -> bytes:
-    """Pack the structure of a forward call; its results are the sums and the working memory."""
+    """Pack the struct of a forward call, whose results are the sums and the working memory."""
     out, workspace = results
     return call.pack(out=out, workspace=workspace, num_threads=num_threads)
 
@@ -83,9 +83,9 @@ def pack_backward(
     wanted: Sequence[bool],
     **second: Any,
 ) -> bytes:
-    """Pack the structure of a backward call; its results are the wanted gradients and the working memory.
+    """Pack the struct of a backward call, whose results are the wanted gradients and the working memory.
 
-    `second` holds the further arguments of `InteractionCall.pack` in the second backward pass.
+    `second` contains the further arguments of `InteractionCall.pack` in the second backward pass.
     """
     *gradients, workspace = results
     to_x, *grads = _spread(gradients, wanted)
@@ -101,7 +101,7 @@ def pack_second(
     along: Sequence[Tensor | None],
     wanted: Sequence[bool],
 ) -> bytes:
-    """Pack the structure of the second backward pass; its results begin with the gradient of `grad`, if wanted."""
+    """Pack the struct of the second backward pass, whose first result is the gradient of `grad`, if wanted."""
     ways = _spread(along, first)
     del ways[_TABLE]
     to_grad, rest = (results[0], results[1:]) if wanted[0] else (None, results)
@@ -109,7 +109,7 @@ def pack_second(
 
 
 class _Interaction(torch.autograd.Function):
-    """The interaction for eager code with gradients."""
+    """The autograd function of the interaction in eager code."""
 
     @staticmethod
     def forward(ctx: Any, call: InteractionCall, *tensors: Tensor | None) -> Tensor:
@@ -124,7 +124,7 @@ class _Interaction(torch.autograd.Function):
 
 
 class _Backward(torch.autograd.Function):
-    """The backward pass for eager code with second gradients."""
+    """The autograd function of the backward pass in eager code."""
 
     @staticmethod
     def forward(
@@ -144,7 +144,7 @@ class _Backward(torch.autograd.Function):
 
 
 def _below_autograd(name: str, kernel: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Run an operation, through torch's dispatcher only if it has something to add."""
+    """Run an op, and use torch's dispatcher only if necessary."""
     if is_eager([*arguments, *(t for argument in arguments if isinstance(argument, list | tuple) for t in argument)]):
         return kernel(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
@@ -192,7 +192,7 @@ def _second(
 
 
 def serves_second(first: Sequence[bool], along: Sequence[Any]) -> bool:
-    """Check whether the kernels compute the second backward pass; they cannot differentiate the table's gradient."""
+    """Check whether the kernels can run the second backward pass. They cannot differentiate the table's gradient."""
     return not first[_TABLE] or along[sum(first[:_TABLE])] is None
 
 

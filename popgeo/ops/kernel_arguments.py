@@ -12,7 +12,7 @@ NATIVE_DTYPES = FLOAT_DTYPES | {torch.int32: 4, torch.int64: 5}
 
 
 def filled(given: Sequence[Any], defaults: Sequence[Any]) -> tuple[Any, ...]:
-    """Return an operation's last arguments, completed by defaults, because torch leaves out trailing defaults.
+    """Return an op's last arguments with the default values that torch has left out.
 
     Example:
         >>> filled([7], (None, 0))
@@ -22,7 +22,7 @@ def filled(given: Sequence[Any], defaults: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def as_int64(index: Tensor) -> Tensor:
-    """Return the index as contiguous int64, without a copy if it already is."""
+    """Return an index as a contiguous int64 tensor, without a copy if possible."""
     return index if index.dtype is torch.int64 and index.is_contiguous() else index.long().contiguous()
 
 
@@ -47,7 +47,7 @@ def check_array(name: str, tensor: Tensor | None, shape: Sequence[int], dtype: t
 def check_plan_tensors(
     name: str, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return a plan's tensors as the compiled kernels read them; the kernels check their values edge by edge.
+    """Return a plan's tensors in the layout of the compiled kernels, which check the values edge by edge.
 
     Without a row pointer there is no plan.
 

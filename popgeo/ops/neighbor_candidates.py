@@ -1,4 +1,4 @@
-"""The rows of a batch that can hold a node's neighbors: the rows of its graph, in a window of fixed width."""
+"""The candidates for a node's neighbors: the rows of its graph, in a window of fixed width."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ def squared_distances(pos: Tensor, candidates: Tensor) -> Tensor:
 def fit_windows(
     batch: Tensor, num_graphs: int, max_num_nodes: int | None, nodes_mask: Tensor | None
 ) -> tuple[Tensor, Callable[[], str]]:
-    """Check for each node whether its graph, if real, fits its window of rows; and return the message for `require`.
+    """Check for each node whether its graph, if real, fits the window, and return a message for `require`.
 
     If nodes are not sorted by graph, no node fits. [num_nodes]
     """

@@ -1,4 +1,4 @@
-"""popgeo::near_nodes: the search for the neighbors of nodes within their graphs, as one operation.
+"""The op popgeo::near_nodes, which searches for the neighbors of nodes within their graphs.
 
 The cost of the compiled search depends on the pairs of each graph, not on `width`; it searches large graphs by cells.
 The definition in plain torch compares each node with `width` rows. It is in torch's table of decompositions, for
@@ -26,7 +26,7 @@ _pack = struct.Struct("=12qd").pack
 
 
 class SearchKind(IntEnum):
-    """The kinds of lists, with the numbers of near_nodes.cpp.
+    """The kinds of neighbor lists, numbered as in near_nodes.cpp.
 
     Attributes:
         KNN: The nearest neighbors of each node.
@@ -47,7 +47,7 @@ class Search(NamedTuple):
         batch: Graph of each node, ascending. [num_nodes]
         cutoff: Longest edge, in the unit of `pos`.
         num_graphs: Graphs in the batch, padding included.
-        width: Number of rows, from the start of a node's graph, that can hold its neighbors.
+        width: Number of rows, from the start of a node's graph, that are searched for its neighbors.
         nodes_mask: True where the node is real. [num_nodes]
     """
 
@@ -60,7 +60,7 @@ class Search(NamedTuple):
 
 
 def near_nodes(form: SearchKind, slots: int, search: Search) -> tuple[Tensor, Tensor]:
-    """Find the edges of nodes in fixed slots, and the mask of the real edges; without a gradient.
+    """Find the edges of nodes, in fixed slots with a mask for the real edges, without a gradient.
 
     Args:
         form: Kind of the list.
@@ -79,7 +79,7 @@ def near_nodes(form: SearchKind, slots: int, search: Search) -> tuple[Tensor, Te
 
 
 def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
-    """Find the edges by the definition; `near_nodes` explains the arguments."""
+    """Find the edges with the definition in plain torch; `near_nodes` explains the arguments."""
     search = Search(*arguments)
     if form == SearchKind.PAIRS:
         return _pairs(slots, search)
@@ -98,7 +98,7 @@ def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _near_pairs(search: Search) -> tuple[Tensor, Tensor]:
-    """Return each node's candidates, without the node itself, and the mask of neighbors. [num_nodes, width - 1]."""
+    """Return each node's candidates except the node itself, and a mask of its neighbors. [num_nodes, width - 1]."""
     first, size = first_and_size(search.batch, search.num_graphs)
     rows = torch.arange(len(search.pos), device=first.device)
     place = torch.arange(search.width - 1, device=first.device).expand(len(rows), -1)

@@ -1,4 +1,4 @@
-"""Neighbor lists of fixed shape: from positions to a fixed number of edges and their mask."""
+"""Neighbor lists of fixed shape: functions from positions to a fixed number of edges and a mask."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from popgeo.ops.refusals import check_ends, check_least, require
 
 
 class Neighbors(NamedTuple):
-    """Edges in fixed slots: row 0 of `edge_index` is the neighbor, row 1 the center.
+    """A list of edges in fixed slots. Row 0 of `edge_index` is the neighbor, and row 1 is the center.
 
     Attributes:
         edge_index: Neighbor and center of each edge; an absent edge joins its center to itself. [2, num_edges]
@@ -179,7 +179,7 @@ def distance(
     vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])  # [num_edges, 3]
     vector = vector if edge_shift is None else vector + edge_shift
     if edges_mask is not None:
-        # Masked before squaring, so that padding nodes have no gradient, whatever they hold.
+        # Masked before squaring, so that padding nodes have no gradient, whatever their values.
         vector = torch.where(edges_mask.unsqueeze(1), vector, 0.0)
     r2 = vector.square().sum(1)
     apart = r2 != 0  # also true for NaN, which stays NaN
@@ -198,7 +198,7 @@ def _search(
 
 
 def _in_slots(form: SearchKind, slots: int, search: Search, max_num_nodes: int | None) -> Neighbors:
-    """Return the edges of each node in its slots, node after node. [num_nodes * slots]."""
+    """Return the edges of each node in the node's slots, sorted by node. [num_nodes * slots]."""
     others, near = near_nodes(form, slots, search)
     centres = torch.arange(len(others), device=others.device).unsqueeze(1).expand_as(others)
     edge_index = torch.stack([torch.where(near, others, centres), centres]).flatten(1)

@@ -66,7 +66,7 @@ def global_max_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
 
 
 def max_or_nan(x: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None = None) -> Tensor:
-    """Return the largest of the rows that share an index: NaN if one of them is NaN, and 0 for an empty row.
+    """Return the maximum of the rows that share an index: NaN if a row has NaN, and 0 if there are no rows.
 
     Args:
         x: Rows. [num_entries, channels]

@@ -1,4 +1,4 @@
-"""The ops in plain torch: the definitions that the compiled kernels must equal, bit for bit in float32."""
+"""Reference definitions of the ops in plain torch. The compiled kernels must match them, bit for bit in float32."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The checks of arguments of ops and layers, and the messages of their errors."""
+"""Checks of arguments of ops and layers, with error messages."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
@@ -14,7 +14,7 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def require(holds: Tensor, value: Tensor, reason: Callable[[], str]) -> Tensor:
-    """Return `value` after the check of a condition on data; this check also works in captured code.
+    """Check a condition on data, also in captured code, and return `value`.
 
     In eager code a false condition raises. Captured, traced or transformed code cannot raise: there a floating point
     `value` becomes NaN, and an index becomes -1, for which every function of indices raises.
@@ -198,7 +198,7 @@ def refuse_plan(name: str, index: Tensor, num_rows: int, rowptr: Tensor, perm: T
 
 
 def explain(name: str, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None) -> NoReturn:
-    """Raise the error for a kernel that stopped: an index out of range, a plan of a different index, or no memory."""
+    """Raise the error of a kernel that failed: an index out of range, a plan of a different index, or no memory."""
     if index is not None:
         refuse_index(name, index, num_rows)
         if rowptr is not None:

@@ -1,4 +1,4 @@
-"""The registration of ops in torch: one schema, one kernel, one shape rule and one derivative for each op."""
+"""Registration of ops in torch, each with a schema, a kernel, a shape rule and a derivative."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ LIBRARY = torch.library.Library("popgeo", "DEF")
 
 
 class RegisteredOp:
-    """An op of torch, `popgeo::<name>`, with the shortest possible way for each call.
+    """A torch op, `popgeo::<name>`, with the fastest path for each call.
 
     Capture, compile and export go through torch's dispatcher. Plain eager code does not: without gradients it calls the
     kernel, which saves 15 microseconds; with gradients it calls a plain autograd function, which saves 100. Under
@@ -72,13 +72,13 @@ def register(
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Save all inputs: tensors and None as `ctx.saved_tensors`, all others as `ctx.numbers`."""
+    """Save all inputs: tensors and None in `ctx.saved_tensors`, and other values in `ctx.numbers`."""
     ctx.save_for_backward(*(one for one in inputs if one is None or isinstance(one, Tensor)))
     ctx.numbers = [one for one in inputs if one is not None and not isinstance(one, Tensor)]
 
 
 def refusing_none(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that checks its tensors for None, which torch's dispatcher accepts for required tensors.
+    """Wrap a kernel so that it rejects None for required tensors, which torch's dispatcher accepts.
 
     Raises:
         ValueError: in a call, None was passed for a tensor.
@@ -101,7 +101,7 @@ def refusing_none(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _autograd_functions(
     name: str, kernel: Callable[..., Any], setup_context: Callable[..., None], backward: Callable[..., Any]
 ) -> _Functions:
-    """Return the function for plain eager code, and the slower function that `torch.func` can transform."""
+    """Return the autograd function for plain eager code, and a slower function that `torch.func` can transform."""
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         output = kernel(*inputs)

@@ -17,9 +17,9 @@ def round_stochastic(x: Tensor, counter: Tensor, dtype: torch.dtype = torch.floa
 
     The probability of rounding up is the distance to the lower neighbor, divided by the distance between both. So the
     expectation is the element itself: exactly in bfloat16 and in the normal range of float16, and up to 2^-55 among
-    float16's denormal numbers. Numbers that the type holds exactly do not change. In float16, numbers from 65,504 to
-    65,536 become 65,504 or infinity, larger numbers become infinity, and float32's denormal numbers become 0. NaN stays
-    NaN.
+    float16's denormal numbers. Numbers that the type represents exactly do not change. In float16, numbers from 65,504
+    to 65,536 become 65,504 or infinity, larger numbers become infinity, and float32's denormal numbers become 0. NaN
+    stays NaN.
 
     Random numbers depend only on the counter and on an element's place: they are the same for any number of threads,
     with and without the compiled library.

@@ -111,7 +111,7 @@ def scatter_mul(
     dim_size: int | None = None,
     plan: ScatterPlan | None = None,
 ) -> Tensor:
-    """Multiply the entries that share an index; rows without entries have 1. `scatter` explains the arguments.
+    """Multiply the entries that share an index. Rows without entries are 1. `scatter` explains the arguments.
 
     Example:
         >>> scatter_mul(torch.tensor([4.0, 2.0, 3.0]), torch.tensor([0, 2, 0]), dim_size=3)
@@ -235,7 +235,7 @@ def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = No
 def _extreme(
     rows: ChannelRows, plan: ScatterPlan | None, out: Tensor | None, find: Callable, is_better: Callable
 ) -> tuple[Tensor, Tensor]:
-    """Find extremes and their positions; if `out` has a better entry, keep it and mark its position as absent."""
+    """Find extremes and their positions. If `out` has a better entry, keep it and mark the position as absent."""
     best, arg = find(rows.src, rows.index, rows.num_rows, *rows.plan(plan))
     best, arg = rows.restore(best), rows.restore_position(arg)
     if out is None:

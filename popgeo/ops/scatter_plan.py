@@ -1,4 +1,4 @@
-"""ScatterPlan: the order of the edges of each row, made once per index and used by every layer."""
+"""ScatterPlan: the edges sorted by row, computed once per index and used by every layer."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,13 +20,13 @@ _MAX_INT32 = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScatterPlan:
-    """The edges that arrive at each row, and the division of rows over tiles.
+    """A plan of a scatter: the edges that arrive at each row, and the division of rows over tiles.
 
     Row `i` receives the edges `perm[rowptr[i]:rowptr[i + 1]]`, in the order of the index. If the index is sorted,
     `perm` is None and the edges are `rowptr[i]:rowptr[i + 1]`.
 
     A plan belongs to one index, which it keeps. Ops raise if they get the plan with a different index, or after a
-    change of the index in place. No kernel reads or writes out of bounds, whatever a plan holds.
+    change of the index in place. No kernel reads or writes out of bounds, whatever the values of a plan.
 
     Args:
         index: Index from which the plan was made. [num_edges]
@@ -121,7 +121,7 @@ class ScatterPlan:
         return starts
 
     def _remember(self, index: Tensor) -> None:
-        """Remember the index for `is_of`, if kernels can read the plan's tensors without further checks."""
+        """Store the index for `is_of`, if kernels can read the plan's tensors without further checks."""
         parts = ((self.rowptr, self.num_rows + 1), (self.perm, self.num_edges))
         is_readable = all(
             part is None or (part.dtype is torch.int32 and part.shape == (size,) and part.is_contiguous())
@@ -130,12 +130,12 @@ class ScatterPlan:
         object.__setattr__(self, "_seen", (index, _version(index) if is_readable else -1))
 
     def is_of(self, index: Tensor, num_rows: int) -> bool:
-        """Check whether the plan has seen this tensor as its index, without a change since; `check` compares values."""
+        """Check whether `index` is the plan's own, unchanged tensor. Unlike `check`, this never compares values."""
         seen, version = self._seen
         return index is seen and num_rows == self.num_rows and version >= 0 and index._version == version
 
     def check(self, name: str, index: Tensor, num_rows: int) -> bool:
-        """Check that this is the plan of `index` into `num_rows` rows.
+        """Check that this plan belongs to `index` and `num_rows`.
 
         The tensor from which the plan was made passes at once; a different tensor is compared entry by entry.
 
@@ -207,7 +207,7 @@ def _check(index: Tensor, num_rows: int) -> None:
 
 
 def _plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:
-    """Return row pointer, order, and whether the index is sorted; a sorted index leaves the order unfilled."""
+    """Return row pointer, order, and whether the index is sorted. For a sorted index the order is not filled."""
     _check(index, num_rows)
     num_edges = index.shape[0]
     if max(num_edges, num_rows) >= _MAX_INT32:
@@ -222,7 +222,7 @@ def _plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:
 
 
 def sort_edges(index: Tensor, rowptr: Tensor, perm: Tensor) -> bool:
-    """Fill row pointer and order by the compiled library, or the pointer alone and return True if the index is sorted.
+    """Fill the row pointer and, unless the index is sorted, the order; return whether the index is sorted.
 
     Raises:
         ValueError: an index is out of range.

@@ -1,6 +1,6 @@
-"""The reductions of rows other than the sum: popgeo::scatter_max and popgeo::scatter_min, and popgeo::scatter_mul.
+"""The reductions other than sums: popgeo::scatter_max, popgeo::scatter_min and popgeo::scatter_mul.
 
-Extremes come with the edges that hold them. The gradients of products are correct at zeros.
+The first two also return the edge of each extreme. The gradients of products are correct at zeros.
 """
 
 from functools import partial
@@ -94,13 +94,13 @@ def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 def _product_of_others(src: Tensor, index: Tensor) -> Tensor:
     """Compute for each edge the product of all other edges of its row, without a division; `index` is sorted.
 
-    It is the product of the edges before, times that of the edges after. Torch can differentiate it to any order.
+    It is the product of the earlier edges times the product of the later edges. Derivatives of any order exist.
     """
     return _product_before(src, index) * _product_before(src.flip(0), index.flip(0)).flip(0)
 
 
 def _product_before(src: Tensor, index: Tensor) -> Tensor:
-    """Compute for each edge the product of earlier edges of its row, by running products of doubling reach."""
+    """Compute for each edge the product of earlier edges of its row, by a parallel prefix product."""
     product = _shifted(src, index, 1)
     reach = 1
     while reach < src.shape[0]:

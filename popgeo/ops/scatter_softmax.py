@@ -111,6 +111,6 @@ def _floating(
 
 
 def _shift(rows: ChannelRows, arguments: tuple[Tensor | None, Tensor | None, int]) -> Tensor:
-    """Subtract the largest entry of the row from each entry, against overflow; it cancels and needs no gradient."""
+    """Subtract each row's largest entry to prevent overflow. It cancels out, so it needs no gradient."""
     largest, _ = scatter_max_rows(rows.src.detach(), rows.index, rows.num_rows, *arguments)
     return rows.src - gather_rows(largest, rows.index, *arguments)

@@ -19,8 +19,8 @@ def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: 
 
     Args:
         src: Entries to reduce. [..., num_edges, ...]
-        indptr: First entry of each row, and the end of the last row. Its last dimension lies along dimension
-            `indptr.dim() - 1` of `src`; the others broadcast. [..., num_rows + 1]
+        indptr: First entry of each row, and the end of the last row. Its last dimension corresponds to
+            dimension `indptr.dim() - 1` of `src`; the other dimensions broadcast. [..., num_rows + 1]
         out: Tensor to overwrite with the result, also with the 0 of empty rows.
         reduce: `"sum"` (or `"add"`), `"mean"`, `"min"` or `"max"`.
 
@@ -104,7 +104,7 @@ def segment_coo(
 ) -> Tensor:
     """Reduce the entries that share a sorted index, as `torch_scatter.segment_coo` does.
 
-    The index lies along dimension `index.dim() - 1` of `src`; all else is as in `scatter`.
+    The last dimension of the index corresponds to dimension `index.dim() - 1` of `src`. Otherwise see `scatter`.
 
     Example:
         >>> segment_coo(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 0, 2]), dim_size=3)
@@ -140,7 +140,7 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def _along_rows(reduce: Callable[[Tensor, Tensor], Tensor], src: Tensor, indptr: Tensor) -> Tensor:
-    """Apply a function of rows [num_rows, channels] and pointers to the dimension of the pointers."""
+    """Apply a function of rows [num_rows, channels] and pointers along the pointers' dimension."""
     dim = indptr.dim() - 1
     if dim == 0 and src.dim() == 2:
         return reduce(src, indptr)
@@ -173,7 +173,7 @@ def _extremum(rows: Tensor, indptr: Tensor, find: Callable[..., tuple[Tensor, Te
     """Find the extreme of each row, or its position if `part` is 1."""
     index = row_of_each_edge(indptr, rows.shape[0])
     found = find(rows, index, 0, dim_size=indptr.shape[0])[part]
-    return found[:-1]  # the last row holds the entries outside the pointers
+    return found[:-1]  # the last row is for the entries outside the pointers
 
 
 def _with_position(

@@ -1,4 +1,4 @@
-"""popgeo::segment_sum and popgeo::gather_csr, for rows between pointers; each op is the derivative of the other."""
+"""The ops popgeo::segment_sum and popgeo::gather_csr for CSR rows; each op is the derivative of the other."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from popgeo.ops.register_op import register
 
 
 def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
-    """Return the row of each edge; `num_rows` for edges outside the pointers. [num_edges]."""
+    """Return the row of each edge, or `num_rows` for an edge outside all rows. [num_edges]."""
     edges = torch.arange(num_edges, device=indptr.device, dtype=indptr.dtype)
     row = torch.searchsorted(indptr, edges, right=True) - 1
     row = torch.where(row < 0, indptr.shape[0] - 1, row)
@@ -26,7 +26,7 @@ def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
 
 
 def _climb(indptr: Tensor, num_edges: int) -> Tensor:
-    """Check whether pointers climb within the edges. []."""
+    """Check whether pointers never descend and never exceed the number of edges. []."""
     return (indptr[1:] >= indptr[:-1]).all() & (indptr[0] >= 0) & (indptr[-1] <= num_edges)
 
 
@@ -44,7 +44,7 @@ def _what_is_wrong(indptr: Tensor, num_edges: int) -> str:
 
 
 def _check_pointers(indptr: Tensor, num_edges: int) -> tuple[int, int]:
-    """Return the first and the last pointer after the check that they climb within the edges.
+    """Return the first and the last pointer, after a check that pointers neither descend nor exceed the edges.
 
     Raises:
         ValueError: the pointers descend, or exceed the edges.
@@ -55,7 +55,7 @@ def _check_pointers(indptr: Tensor, num_edges: int) -> tuple[int, int]:
 
 
 def _require_pointers(indptr: Tensor, num_edges: int) -> None:
-    """Check on a GPU that pointers climb within the edges, without waiting; a later call of torch raises the error."""
+    """Check pointers on a GPU as `_climb` does, without waiting. A later call of torch raises the error."""
     torch._assert_async(_climb(indptr, num_edges), f"indptr descends, or leaves the {num_edges} entries.")
 
 
@@ -80,7 +80,7 @@ def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
 
 
 def _rowptr(indptr: Tensor, num_edges: int) -> Tensor | None:
-    """Return the pointers as int32, as a plan holds them, or None without the compiled library."""
+    """Return the pointers as int32, as in a plan, or None without the compiled library."""
     native = library.function("popgeo_rowptr", "PqqP", "q")
     if native is None or not indptr.is_cpu:
         return None

@@ -1,7 +1,7 @@
-"""Exchanges between shards of a tensor: sums, joins, cuts and exchanges, each one op with its conjugate as gradient.
+"""Collective ops between the shards of a tensor; each op's gradient is the opposite collective.
 
-A tensor that differs between shards has a first dimension of shards. Each process holds `num_local` consecutive
-shards, process 0 the first ones. A tensor that is the same in all shards has no such dimension. So `all_reduce` removes
+A tensor that differs between shards has a first dimension of shards. Each process has `num_local` consecutive
+shards, starting with process 0. A tensor that is the same in all shards has no such dimension. So `all_reduce` removes
 the dimension and `replicate` adds it. The gradient of a tensor that is the same in all shards is the same too: it is
 the gradient of one loss, for any number of shards (the operators f and g of arXiv:1909.08053).
 """
@@ -14,7 +14,7 @@ from popgeo.ops.refusals import check_dimension, check_least
 
 
 def all_reduce(x: Tensor, num_shards: int | None = None, *, stride: int = 1) -> Tensor:
-    """Sum the tensors of all shards, in their order; each shard gets the whole gradient.
+    """Sum the tensors of all shards, in the order of shards. Each shard gets the whole gradient.
 
     Args:
         x: Tensor of each local shard. [num_local, ...]
@@ -35,7 +35,7 @@ def all_reduce(x: Tensor, num_shards: int | None = None, *, stride: int = 1) -> 
 
 
 def replicate(x: Tensor, num_shards: int, *, num_local: int | None = None, stride: int = 1) -> Tensor:
-    """Give each shard a copy of a tensor; the gradient is the sum of the shards' gradients.
+    """Copy a tensor to each shard. The gradient is the sum of the shards' gradients.
 
     Args:
         x: Tensor that is the same in all shards. [...]
@@ -55,7 +55,7 @@ def replicate(x: Tensor, num_shards: int, *, num_local: int | None = None, strid
 
 
 def all_gather(x: Tensor, dim: int = 0, num_shards: int | None = None, *, stride: int = 1) -> Tensor:
-    """Join the tensors of all shards, in their order; each shard gets its part of the gradient.
+    """Concatenate the tensors of all shards, in the order of shards. Each shard gets its part of the gradient.
 
     Args:
         x: Tensor of each local shard. [num_local, ...]
@@ -74,7 +74,7 @@ def all_gather(x: Tensor, dim: int = 0, num_shards: int | None = None, *, stride
 
 
 def shard(x: Tensor, num_shards: int, dim: int = 0, *, num_local: int | None = None, stride: int = 1) -> Tensor:
-    """Cut a tensor so that each shard keeps its part; the gradients of the parts are joined.
+    """Split a tensor so that each shard keeps one part. The gradients of the parts are concatenated.
 
     Args:
         x: Tensor that is the same in all shards. [...]
@@ -97,7 +97,7 @@ def shard(x: Tensor, num_shards: int, dim: int = 0, *, num_local: int | None = N
 
 
 def reduce_scatter(x: Tensor, dim: int = 0, num_shards: int | None = None, *, stride: int = 1) -> Tensor:
-    """Sum the tensors of all shards, in their order, and give each shard a part of the sum; gradients are joined.
+    """Sum the tensors of all shards, in the order of shards, and return each shard's part of the sum.
 
     Args:
         x: Tensor of each local shard. [num_local, ...]
@@ -147,7 +147,7 @@ def all_to_all(x: Tensor, num_shards: int | None = None) -> Tensor:
 
 
 def exchange_shards(x: Tensor) -> Tensor:
-    """Exchange rows as `all_to_all` does, but return a view of `x` if this process holds all shards.
+    """Exchange rows as `all_to_all` does, but return a view of `x` if this process has all shards.
 
     Args:
         x: Rows of each local shard for each shard. [num_local, num_shards, ...]
@@ -186,7 +186,7 @@ def part_of(size: int, num_shards: int, what: str) -> int:
 
 
 def _checked(x: Tensor, num_shards: int | None) -> int:
-    """Return the number of shards, given or as in `x`, after a check.
+    """Return the number of shards, from the argument or from `x`, after a check.
 
     Raises:
         ValueError: `x` has no dimension, or processes cannot share the shards evenly.

@@ -1,4 +1,4 @@
-"""Shifted softplus, the activation between SchNet's filters, in one pass over memory each way."""
+"""Shifted softplus, the activation in SchNet's filter networks, as one fused op."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ _LN2 = math.log(2.0)
 def shifted_softplus(x: Tensor) -> Tensor:
     """Compute ln(e^x / 2 + 1 / 2), which is 0 at 0 (arXiv:1706.08566); correct for every x and differentiable twice.
 
-    The compiled kernel computes float32 on the processor; torch's softplus computes all else.
+    A compiled kernel computes float32 on the CPU. torch's softplus computes other types and devices.
 
     Args:
         x: Numbers of any shape.

@@ -1,4 +1,4 @@
-"""Sums of rows on a GPU with the same bits in every run: by row pointers, never by atomic additions."""
+"""Sums of rows on a GPU with the same bits in every run, by row pointers instead of atomic additions."""
 
 import functools
 from types import ModuleType
@@ -10,7 +10,7 @@ from popgeo.ops.reference import HALVES
 
 
 def serves(src: Tensor) -> bool:
-    """Check for floating point numbers on a GPU; integers have the same sum in any order, so torch sums them."""
+    """Check that a tensor is floating point and on a GPU. torch sums integers, whose order does not matter."""
     return src.is_cuda and src.is_floating_point()
 
 
@@ -59,7 +59,7 @@ def cfconv_backward(
 
 
 def sum_in_torch(src: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
-    """Sum by `torch.segment_reduce`, which runs one loop per segment, in order. [num_rows, channels]."""
+    """Sum with `torch.segment_reduce`, which adds the entries of each segment in order. [num_rows, channels]."""
     ordered = src if perm is None else src.index_select(0, perm)
     if not ordered.numel() or rowptr.shape[0] == 1:
         return src.new_zeros(rowptr.shape[0] - 1, src.shape[1])
@@ -88,7 +88,7 @@ def require_range(name: str, index: Tensor, num_rows: int) -> None:
 
 @functools.cache
 def triton_kernels() -> ModuleType | None:
-    """Import the kernels in Triton; None if Triton is missing."""
+    """Import the Triton kernels; return None if Triton is missing."""
     try:
         from popgeo.ops import triton_kernels as kernels
     except ImportError:
@@ -97,7 +97,7 @@ def triton_kernels() -> ModuleType | None:
 
 
 def describe() -> str:
-    """Describe the way of sums on a GPU.
+    """Return a description of how sums are computed on a GPU.
 
     Example:
         >>> describe().startswith("sums by ")

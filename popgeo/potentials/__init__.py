@@ -1,5 +1,5 @@
-"""Potentials of other frameworks at fixed shape: loaders of the batches that their own training loops take.
+"""Fixed-shape training and evaluation of potentials from other frameworks, with the frameworks' own training loops.
 
-There is one file per framework, imported by its name, since each needs its framework: `from popgeo.potentials import
-mace`. The common contract of batches is in `padding.py`.
+There is one module per framework. Import it by name, because each module needs its framework: `from popgeo.potentials
+import mace`. The common contract of batches is in `padding.py`.
 """

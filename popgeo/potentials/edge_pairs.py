@@ -1,7 +1,7 @@
-"""Pairs of opposite edges, which have one length, so that functions of length run once per pair.
+"""Pairs of opposite edges, which have the same length, so that functions of length run once per pair.
 
-A list of neighbors usually holds each pair of atoms in both directions. Functions of distances, above all the radial
-network for the edges' weights, then do their work twice. `opposite_edge` [E] of a batch is the edge that joins the same
+A list of neighbors usually contains each pair of atoms in both directions. Functions of distances, above all the radial
+network for the edges' weights, are then computed twice. `opposite_edge` [E] of a batch is the edge that joins the same
 atoms in the other direction. Padding edges, which all have the same length, are paired with their neighbors.
 """
 
@@ -18,7 +18,7 @@ OPPOSITE = "opposite_edge"
 
 
 def opposite_edges(graph: Data) -> Tensor | None:
-    """Return, for each edge of a structure, the edge that joins the same atoms in the other direction, int64 [E].
+    """Return the opposite edge of each edge: the edge that joins the same atoms in the other direction, int64 [E].
 
     Args:
         graph: Graph with `edge_index`, and with `unit_shift` if its cell is periodic.
@@ -51,7 +51,7 @@ def note_opposite_edges(graphs: Any) -> None:
 
 
 def opposite_in_batch(batch: Batch) -> dict[str, Tensor]:
-    """Return `opposite_edge` of a batch, counted from the batch's first edge, in a dictionary, which may be empty.
+    """Return a dictionary with a batch's `opposite_edge`, numbered within the batch, or an empty dictionary.
 
     Args:
         batch: Batch with `opposite_edge` counted from the first edge of each structure, and with any numbers in
@@ -67,10 +67,10 @@ def opposite_in_batch(batch: Batch) -> dict[str, Tensor]:
 
 
 class PairwiseLayers:
-    """Hooks that let parts of a model, which map rows of edges to rows of edges, run on one edge of each pair.
+    """Hooks that run modules of a model, which map edge rows to edge rows, on only one edge of each pair.
 
-    Parameters and their names stay. In a batch without `opposite_edge` parts run on every edge. Only one thread at a
-    time may call the model with batches that have it, because the hooks keep the pairs of the present call.
+    Parameters and their names stay the same. In a batch without `opposite_edge` the modules run on every edge. Only one
+    thread at a time may call the model with batches that have it, because the hooks keep the pairs of the present call.
 
     Args:
         model: Called with a mapping that has the batch's fields.
@@ -83,7 +83,7 @@ class PairwiseLayers:
         model.register_forward_hook(partial(_forget, self._pairs))
 
     def add(self, part: nn.Module) -> None:
-        """Add a part that depends only on an edge's length, so that both directions have the same result."""
+        """Add a module whose result depends only on an edge's length, so that it is equal for both directions."""
         part.register_forward_pre_hook(partial(_take, self._pairs))
         part.register_forward_hook(partial(_give, self._pairs))
 
@@ -110,7 +110,7 @@ def _give(pairs: list[Any], _part: nn.Module, _args: tuple[Tensor, ...], made: T
 
 
 def _pairs_of(opposite: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first edge of each pair, and the pair of each edge, [ceil(E / 2)] and [E]."""
+    """Return the first edge of each pair [ceil(E / 2)], and the pair of each edge [E]."""
     edge, num_pairs = torch.arange(len(opposite), device=opposite.device), (len(opposite) + 1) // 2
     is_first = edge <= opposite
     rank = is_first.cumsum(0) - 1

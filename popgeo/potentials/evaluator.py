@@ -1,8 +1,8 @@
-"""Evaluation of any framework's potential on systems of any size, at one shape, for dynamics and screening.
+"""Evaluation of any framework's potential on systems of any size, in batches of one shape, for dynamics and screening.
 
 Systems are packed into batches that keep the contract of `padding.py`. The shape changes only if one system is larger
-than a batch: it then becomes half more than the system needs, with a warning. No edge is ever dropped. Each framework's
-file has an `evaluator(model)`, which ASE and torch_sim use as follows:
+than a batch: the batch then becomes 1.5 times as large as the system, with a warning. No edge is ever dropped. Each
+framework's file has an `evaluator(model)`, which ASE and torch_sim use as follows:
 
     atoms.calc = SystemsCalculator(evaluator)                                  # ASE; one system at a time
     model = popgeo.potentials.torch_sim.FixedSizeModel(evaluator)              # torch_sim; many at once
@@ -49,7 +49,7 @@ class EvaluatorArguments(TypedDict, total=False):
 
 
 class Evaluator:
-    """Energy, forces and stress of systems, by a model that gets batches of one shape.
+    """An evaluator that computes energy, forces and stress of systems, by a model that gets batches of one shape.
 
     Args:
         evaluate: Called with the framework's batch. Returns `energy` [num_graphs] by name and, if the model has them,
@@ -97,7 +97,7 @@ class Evaluator:
         self._loader: PotentialLoader | None = None
 
     def __call__(self, systems: Sequence[Any]) -> dict[str, Tensor]:
-        """Return energies [n], forces of all atoms [.., 3] and stress [n, 3, 3] of `ase.Atoms`, if the model has them.
+        """Compute energies [n] of `ase.Atoms`, and forces [num_atoms, 3] and stress [n, 3, 3] if the model has them.
 
         Units are eV and angstrom.
         """
@@ -125,7 +125,7 @@ class Evaluator:
         return found
 
     def make_room(self, systems: Sequence[Any]) -> None:
-        """Fix the shape for the largest of some systems, before a screening one by one.
+        """Fix the shape so that the largest of some systems fits, before a screening one by one.
 
         Args:
             systems: `ase.Atoms`; only their neighbors are counted.
@@ -137,7 +137,7 @@ class Evaluator:
         self._loader = None
 
     def describe(self) -> str:
-        """Describe the number of shapes that the model got, and how full its batches were."""
+        """Return a description: the number of shapes that the model got, and how full its batches were."""
         nodes, edges = self.num_real / np.maximum(self.num_slots, 1)
         return f"{self.num_shapes} shapes, {self.num_batches} batches; nodes {nodes:.1%}, edges {edges:.1%} full"
 
@@ -152,7 +152,7 @@ class Evaluator:
         return graphs
 
     def _graph(self, atoms: Any, neighbors: NeighborList) -> Data:
-        """Return a system as a graph with the names of `padding.py`."""
+        """Convert a system to a graph with the attribute names of `padding.py`."""
         if not len(atoms):
             raise ValueError("it has no atoms. Leave it out.")
         require_elements(atoms.numbers)
@@ -165,7 +165,7 @@ class Evaluator:
         return self.as_graph(graph.to(self.device))
 
     def _room_for(self, graphs: list[Data], sizes: np.ndarray) -> PotentialLoader:
-        """Return the loader of the present shape, after the shape was fixed, or has grown for a large system."""
+        """Return the loader of the current shape, which is first chosen, or enlarged for a large system, if needed."""
         most, total = sizes.max(axis=0), sizes.sum(axis=0)
         num_nodes, num_edges, num_graphs = self.sizes
         if self._loader is None:
@@ -190,14 +190,14 @@ class Evaluator:
 
 
 def with_unit_shift(graph: Data) -> Data:
-    """Return the graph with reversed edges, as most frameworks have them, and the numbers of cells that they cross."""
+    """Return a graph with reversed edges, as most frameworks use, and the number of cells that each edge crosses."""
     steps = torch.linalg.pinv(graph.cell[0])
     turned = {"edge_index": graph.edge_index.flip(0), "unit_shift": (graph.edge_shift @ steps).round()}
     return Data(**{**graph.to_dict(), **turned})
 
 
 def places_in(numbers: Tensor, z: Tensor) -> Tensor:
-    """Return the place of each atomic number in a model's table.
+    """Return the position of each atomic number in a model's table.
 
     Raises:
         ValueError: an atomic number is not in the table.

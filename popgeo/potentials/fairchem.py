@@ -38,7 +38,7 @@ def fixed_size_loader(
     max_num_elements: int = 100,
     **kwargs: Unpack[PotentialArguments],
 ) -> PotentialLoader:
-    """Return a loader of batches of `AtomicData` of one shape, for fairchem's own training loop and models.
+    """Return a loader that yields batches of `AtomicData` with one shape, for fairchem's training loop and models.
 
     Args:
         items: Structures as `AtomicData`, or with the names of `popgeo.convert.read_atoms`, such as a store of
@@ -59,7 +59,7 @@ def fixed_size_loader(
 
 
 def structure_as_graph(item: Any, cutoff: float, dataset: str | None = None, max_num_elements: int = 100) -> Data:
-    """Return one structure with the names of `padding.py`.
+    """Convert one structure to a graph with the attribute names of `padding.py`.
 
     Raises:
         ValueError: see `fixed_size_loader`.
@@ -82,7 +82,7 @@ def structure_as_graph(item: Any, cutoff: float, dataset: str | None = None, max
 
 
 def _from_atomic_data(item: Any) -> Data:
-    """Return an `AtomicData` with the names of `padding.py`."""
+    """Convert an `AtomicData` to a graph with the attribute names of `padding.py`."""
     if len(item["natoms"]) != 1:
         raise ValueError(f"it is a batch of {len(item['natoms'])} structures. Pass them one by one.")
     values = {_RENAMED.get(name, name): value for name, value in item if name not in _COUNTED_AGAIN}
@@ -90,7 +90,7 @@ def _from_atomic_data(item: Any) -> Data:
 
 
 def _from_store(item: Any) -> Data:
-    """Return a structure like fairchem's of `Atoms`: missing vectors of the cell are completed, stress is a tensor."""
+    """Convert a structure as fairchem converts `Atoms`: complete missing cell vectors, and make stress a matrix."""
     from ase.geometry import complete_cell
 
     cell = torch.from_numpy(complete_cell(item.cell[0].double().numpy()))
@@ -111,7 +111,7 @@ def _from_store(item: Any) -> Data:
 
 
 def _require_reach(graph: Data, found: Tensor, shift: Tensor, cutoff: float) -> None:
-    """Raise if the edges are all pairs up to a shorter cutoff than the model's; lists of nearest neighbors pass."""
+    """Raise if edges were listed with a shorter cutoff than the model's. Lists of nearest neighbors are allowed."""
     source, destination = graph.pos[graph.edge_index].double()
     longest = float((source - destination + graph.unit_shift.double() @ graph.cell[0].double()).norm(dim=1).max())
     source, destination = graph.pos[found].double()
@@ -124,7 +124,7 @@ def _require_reach(graph: Data, found: Tensor, shift: Tensor, cutoff: float) -> 
 
 
 def as_atomic_data(batch: Batch) -> Any:
-    """Return fairchem's batch, with masks, for a batch with the contract of `padding.py`.
+    """Convert a batch with the contract of `padding.py` to fairchem's batch with masks.
 
     Raises:
         ImportError: fairchem-core is not installed.
@@ -154,7 +154,7 @@ def evaluator(
     max_num_elements: int = 100,
     **kwargs: Unpack[EvaluatorArguments],
 ) -> Evaluator:
-    """Return an evaluator of a model of fairchem.
+    """Return an evaluator for a fairchem model.
 
     Args:
         model: A backbone and its heads, with `otf_graph=False`. Called with a batch, it returns `energy`, `forces` and

@@ -1,4 +1,4 @@
-"""MACE at fixed shape: batches for its own training loop, its losses over real rows, its training step as one module.
+"""MACE at fixed shape: batches for MACE's training loop, MACE's losses over real rows, and a training step as a module.
 
 Needs `mace-torch`: pip install mace-torch. In a script:
 
@@ -50,7 +50,7 @@ _MEANS |= {"forces_weight": "nodes_mask"}
 def fixed_size_loader(
     items: Any, *, cutoff: float | None = None, **kwargs: Unpack[PotentialArguments]
 ) -> PotentialLoader:
-    """Return a loader of MACE's `AtomicData` in MACE's own batches, all of one shape.
+    """Return a loader that yields MACE's own batches of `AtomicData`, all with one shape.
 
     The batches equal those of MACE's `DataLoader`, with `nodes_mask`, `edges_mask` and `graphs_mask`. Batches of a list
     also have the opposite of each edge (`edge_pairs.py`), so that `in_one_pass` makes weights once for both. In padding
@@ -81,7 +81,7 @@ def fixed_size_loader(
 
 
 def as_graph(item: Any, *, num_species: int) -> Data:
-    """Return an `AtomicData` as a graph with the names of `popgeo.potentials.padding`.
+    """Convert an `AtomicData` to a graph with the attribute names of `popgeo.potentials.padding`.
 
     Raises:
         ValueError: the item is not an `AtomicData`, or an atom has no species of the table.
@@ -103,7 +103,7 @@ def as_graph(item: Any, *, num_species: int) -> Data:
 
 
 def _checked(item: Any) -> Any:
-    """Return an item, or raise if it is not one `AtomicData`."""
+    """Return the item after a check that it is one `AtomicData`."""
     if not (hasattr(item, "node_attrs") and hasattr(item, "unit_shifts")):
         raise ValueError(
             f"it is a {type(item).__name__}, not an AtomicData of MACE. Make it with mace.data.AtomicData.from_config, "
@@ -115,14 +115,14 @@ def _checked(item: Any) -> Any:
 
 
 def _longest(graph: Data) -> float:
-    """Return the length of the longest edge."""
+    """Return the length of a graph's longest edge."""
     source, target = graph.edge_index
     vectors = graph.pos[target] - graph.pos[source] + graph.edge_shift
     return float(vectors.norm(dim=1).max()) if len(vectors) else 0.0
 
 
 def as_batch(batch: Batch, *, num_species: int) -> Any:
-    """Return MACE's batch for a batch with the contract of `popgeo.potentials.padding`."""
+    """Convert a batch with the contract of `popgeo.potentials.padding` to MACE's batch."""
     fields = dict(batch.to_dict())
     for name, ours in _RENAMED.items():
         fields[name] = fields.pop(ours)
@@ -147,7 +147,7 @@ def as_batch(batch: Batch, *, num_species: int) -> Any:
 
 
 def evaluator(model: Any, head: str | None = None, **kwargs: Unpack[EvaluatorArguments]) -> Evaluator:
-    """Return an evaluator of a model of MACE, with the model's cutoff and atomic numbers.
+    """Return an evaluator for a MACE model, with the model's cutoff and atomic numbers.
 
     Args:
         model: The model, compiled or not.
@@ -182,7 +182,7 @@ def evaluator(model: Any, head: str | None = None, **kwargs: Unpack[EvaluatorArg
 
 
 class RealMeanLoss(nn.Module):
-    """Any loss of MACE as a mean over real structures, atoms and components.
+    """A wrapper of any MACE loss that averages over real structures, atoms and components.
 
     The loss gets errors of 0 for padding. It is called once with errors of structures and once with errors of atoms, to
     separate its terms. It must therefore be a sum of means that are 0 without errors, as MACE's losses are.
@@ -215,7 +215,7 @@ class RealMeanLoss(nn.Module):
 
 
 def _with_errors_of(mask: str, ref: Any, name: str, value: Any) -> Any:
-    """Return a prediction for the real rows of a mask, and the target in all other rows, so that errors there are 0."""
+    """Return the prediction in a mask's real rows and the target in all other rows, so that errors there are 0."""
     if not isinstance(value, Tensor) or name not in ref or ref[name].shape != value.shape:
         return value
     if mask != ("nodes_mask" if name in _OF_ATOMS else "graphs_mask"):
@@ -261,7 +261,7 @@ class TrainingStep(nn.Module):
 
 
 class _StructuresByIndex(TorchFunctionMode):
-    """A mode that replaces `repeat_interleave` over structures, which has no fixed shape, by a lookup for each atom."""
+    """A mode that replaces `repeat_interleave` over structures, which has no fixed shape, by an `index_select`."""
 
     def __init__(self, owner: Tensor) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class _StructuresByIndex(TorchFunctionMode):
 
 
 def in_one_pass(model: nn.Module) -> nn.Module:
-    """Change the convolutions of a model of MACE to gather, multiply and sum in one pass, and return the model.
+    """Fuse the convolutions of a MACE model into one pass that gathers, multiplies and sums; return the same model.
 
     Weights, results and the names in `state_dict` stay the same. The model can be trained, also in eager mode. If a
     batch has the opposite of each edge, the network for the edges' weights runs once per pair; then only one thread at

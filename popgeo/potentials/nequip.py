@@ -1,4 +1,4 @@
-"""NequIP at fixed shape: its `AtomicDataDict` batches of one shape, in a script or in the YAML of `nequip-train`.
+"""NequIP at fixed shape: `AtomicDataDict` batches of one shape, for a script or for the YAML of `nequip-train`.
 
 Needs `nequip`: pip install nequip. In the YAML, where batches and training are configured:
 
@@ -66,7 +66,7 @@ def fixed_size_loader(  # type: ignore[misc]  # two arguments that popgeo refuse
     padding: bool = True,
     **kwargs: Unpack[PotentialArguments],
 ) -> Any:
-    """Return a loader of NequIP's frames in NequIP's own batches, all of one shape.
+    """Return a loader that yields NequIP's own batches of frames, all with one shape.
 
     The batches equal those of `AtomicDataDict.batched_from_list`, with `nodes_mask`, `edges_mask` and `graphs_mask`,
     and with `opposite_edge` (`edge_pairs.py`) if the dataset is read once.
@@ -107,7 +107,7 @@ def fixed_size_loader(  # type: ignore[misc]  # two arguments that popgeo refuse
 
 
 def as_graph(frame: Mapping[str, Tensor], *, names: frozenset[str], type_names: Sequence[str] | None = None) -> Data:
-    """Return a frame of NequIP as a graph with the names of `popgeo.potentials.padding`.
+    """Convert a NequIP frame to a graph with the attribute names of `popgeo.potentials.padding`.
 
     Raises:
         ValueError: it is not a frame, its fields differ from those of the first frame, or the model does not have the
@@ -121,7 +121,7 @@ def as_graph(frame: Mapping[str, Tensor], *, names: frozenset[str], type_names: 
 
 
 def _checked(frame: Any) -> Any:
-    """Return a frame, or raise if it is not one frame with neighbors and types."""
+    """Return the item after a check that it is one frame with neighbors and types."""
     if not isinstance(frame, Mapping) or "pos" not in frame:
         raise ValueError(
             f"it is a {type(frame).__name__}, not an AtomicDataDict of NequIP. Make it with nequip.data.from_ase, or "
@@ -152,7 +152,7 @@ def _check_types(frame: Mapping[str, Tensor], type_names: Sequence[str]) -> None
 
 
 def as_batch(batch: Batch) -> dict[str, Tensor]:
-    """Return NequIP's batch for a batch with the contract of `popgeo.potentials.padding`."""
+    """Convert a batch with the contract of `popgeo.potentials.padding` to NequIP's batch."""
     fields = {**batch.to_dict(), **opposite_in_batch(batch)}
     for name, ours in _RENAMED.items():
         if ours in fields:
@@ -166,7 +166,7 @@ def as_batch(batch: Batch) -> dict[str, Tensor]:
 
 
 def evaluator(model: Any, **kwargs: Unpack[EvaluatorArguments]) -> Evaluator:
-    """Return an evaluator of a model of NequIP, with the model's cutoff and types.
+    """Return an evaluator for a NequIP model, with the model's cutoff and types.
 
     Args:
         model: The model, compiled or not. The names of its types are symbols of elements.
@@ -188,7 +188,7 @@ def evaluator(model: Any, **kwargs: Unpack[EvaluatorArguments]) -> Evaluator:
 
 
 def of_real(outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the fields of real atoms, edges and frames.
+    """Return the fields of a batch, or of results, with only real atoms, edges and frames.
 
     Args:
         outputs: A batch of this page, or a model's results for it.
@@ -204,9 +204,9 @@ def of_real(outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[
 
 
 class RealRowsMixin:
-    """A base class that lets a training module of NequIP give only real rows to losses and metrics.
+    """A mixin for NequIP's training modules that passes only real rows to losses and metrics.
 
-    It comes before the training module among the bases of a class. Batches without masks stay unchanged.
+    List it before the training module among the base classes. Batches without masks stay unchanged.
     """
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -230,7 +230,7 @@ class FixedSizeEMALightningModule(RealRowsMixin, EMALightningModule):
 
 
 def in_one_pass(model: nn.Module) -> nn.Module:
-    """Change the convolutions of a model of NequIP to gather, multiply and sum in one pass, and return the model.
+    """Fuse the convolutions of a NequIP model into one pass that gathers, multiplies and sums; return the same model.
 
     Weights, results and the names in `state_dict` stay the same. The model can be trained, also in eager mode. If a
     batch has the opposite of each edge, the network for the edges' weights runs once per pair, unless cutoffs depend on

@@ -1,4 +1,4 @@
-"""nequix, a potential in JAX, at fixed shape: tuples of graphs as NumPy arrays, without jraph.
+"""Fixed-shape batches for nequix, a potential in JAX: tuples of graphs as NumPy arrays, without jraph.
 
     nodes     species, positions, forces       edges     shifts, in cells
     globals   cell, energy, stress             senders, receivers, n_node, n_edge as of jraph
@@ -26,7 +26,7 @@ _LEVELS |= {"cell": "graph", "energy": "graph", "stress": "graph"}
 
 
 class GraphsTupleLoader(FixedSizeDataLoader):
-    """A `FixedSizeDataLoader` that gives each batch as a tuple of graphs, with only the attributes of `nequix.py`."""
+    """A `FixedSizeDataLoader` that yields each batch as a tuple of graphs with the attributes that nequix reads."""
 
     def _batches(self, run: Run, plan: EpochPlan) -> Iterator[GraphsTuple]:
         for batch in super()._batches(run, plan):
@@ -39,7 +39,7 @@ class GraphsTupleLoader(FixedSizeDataLoader):
 def fixed_size_loader(
     items: Any, atomic_numbers: Sequence[int], **kwargs: Unpack[PotentialArguments]
 ) -> GraphsTupleLoader:
-    """Return a loader of batches for nequix, all of one shape, so that `jax.jit` traces a step once.
+    """Return a loader that yields nequix's batches, all with one shape, so that `jax.jit` traces a step once.
 
     Args:
         items: Structures of `popgeo.convert.read_atoms`, with a cutoff. A list is kept in memory.
@@ -58,7 +58,7 @@ def fixed_size_loader(
 
 
 def as_graph(item: Any, table: torch.Tensor) -> Data:
-    """Return one structure with nequix's names.
+    """Convert one structure to a graph with nequix's attribute names.
 
     Args:
         item: Structure with `z`, `pos`, `cell`, `pbc`, `edge_index`, `edge_shift`, and labels.

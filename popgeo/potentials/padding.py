@@ -11,7 +11,7 @@ batch of the framework. In between, graphs have these names, which the file of e
     cell        [G, 3, 3]   rows are the vectors; pbc [G, 3] if the framework has it
     all others under the framework's own names, and batch, ptr, nodes_mask, edges_mask, graphs_mask as in all batches
 
-Of N atoms, E edges and G structures, n, e and g are real and come first. These rules hold for padding in any framework:
+Of N atoms, E edges and G structures, n, e and g are real and come first. These rules apply to padding in any framework:
 
 1. Padding atoms have a species that the model knows.
 2. Every padding edge joins a padding atom to its own image several cutoffs away, where an envelope is exactly 0. Its
@@ -52,7 +52,7 @@ _CELLS_WIDE = 2.0  # width of a padding cell in cutoffs; padding edges cross its
 
 
 class StructureSizes(FixedSizeOptions):
-    """Sizes of a batch that reserve an atom for every possible padding structure.
+    """Batch sizes that reserve an atom for every possible padding structure.
 
     Example:
         >>> StructureSizes(num_nodes=12, num_edges=30, num_graphs=4).limits([Axis(Level.NODE, None)])
@@ -60,12 +60,12 @@ class StructureSizes(FixedSizeOptions):
     """
 
     def limits(self, axes: Sequence[Axis]) -> np.ndarray:
-        """Return the limit of the real structures of a batch along each axis."""
+        """Return the largest total size of a batch's real structures along each axis."""
         return super().limits(axes) - np.array([(axis.level is Level.NODE) * (self.num_graphs - 2) for axis in axes])
 
 
 class Structures(Dataset[Data]):
-    """A dataset of a framework's items as graphs with the names of this page, made at each access.
+    """A dataset that converts a framework's items to graphs with the attribute names of this module at each access.
 
     Args:
         items: Items of the framework, by index.
@@ -98,7 +98,7 @@ class PotentialArguments(GraphLoaderArguments, total=False):
     """Keyword arguments of `PotentialLoader` that every framework's `fixed_size_loader` takes.
 
     `num_nodes`, `num_edges` and `batch_size` are the sizes of a batch, padding included; `PotentialLoader` explains
-    them. `FixedSizeDataLoader` explains the others. `options` and `output` are refused with a reason.
+    them. `FixedSizeDataLoader` explains the other arguments. `options` and `output` raise an error with a reason.
     """
 
     num_nodes: int | None
@@ -112,19 +112,19 @@ class PotentialArguments(GraphLoaderArguments, total=False):
 
 @loader_class
 class PotentialLoader(FixedSizeDataLoader):
-    """A loader of structures in a framework's own batches, all of one shape, with padding as this page describes.
+    """A loader of structures in a framework's own batches, all of one shape, padded as this module describes.
 
     Order, ranks, workers, `set_epoch` and `state_dict` are those of `FixedSizeDataLoader`.
 
     Args:
-        structures: Graphs with the names of this page.
+        structures: Graphs with the attribute names of this module.
         as_batch: Makes the framework's batch from a batch that keeps the contract.
         cutoff: Cutoff of the model, the longest real edge.
         species: Species of padding atoms, which the model must know.
         kwargs: `num_nodes`, `num_edges` and `batch_size` (16 by default) are the sizes of a batch, padding included, or
             `fixed_size_options` are. Default: the most that `batch_size - 1` structures need with `PadToMax`, otherwise
             the result of `FixedSizeOptions.tune` for that average. `fixed_size_strategy` is `"Window"` by default.
-            `PotentialArguments` lists the others.
+            `PotentialArguments` lists the other arguments.
 
     Raises:
         ValueError: the cutoff is not positive, no structure would be real, or `FixedSizeDataLoader` raises.
@@ -168,7 +168,7 @@ class PotentialLoader(FixedSizeDataLoader):
 
 
 def _measured(structures: Any, batch_size: int, strategy: FixedSizeStrategy | Packing) -> FixedSizeOptions:
-    """Return sizes that hold any `batch_size - 1` structures for `PadToMax`, else sizes with the least padding."""
+    """Return sizes that fit any `batch_size - 1` structures for `PadToMax`, else sizes with the least padding."""
     if strategy is FixedSizeStrategy.PadToMax:
         sizes = FixedSizeOptions.from_dataset(structures, batch_size)
     else:
@@ -178,7 +178,7 @@ def _measured(structures: Any, batch_size: int, strategy: FixedSizeStrategy | Pa
 
 
 def with_safe_padding(batch: Batch, cell_length: float) -> Batch:
-    """Give every padding structure of a batch an atom and a cell, in place, and return the batch.
+    """Add an atom and a cell to every padding structure of a batch in place, and return the batch.
 
     Args:
         batch: Batch of `FixedSizeDataLoader`: one padding structure has all padding atoms.
@@ -201,7 +201,7 @@ def with_safe_padding(batch: Batch, cell_length: float) -> Batch:
 
 
 def mean_over_real(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over real rows; padding may hold anything, even NaN.
+    """Return the mean over real rows. Padding may have any values, even NaN.
 
     Args:
         values: Values of all slots. [number of slots, ...]

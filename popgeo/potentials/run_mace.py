@@ -1,8 +1,8 @@
 """MACE's training command at fixed shape: `python -m popgeo.potentials.run_mace --fixed_size ...`.
 
 It has the arguments of `mace_run_train`. With `--fixed_size` batches have one shape, and the step is compiled once.
-Only the loader, the loss and the step of training are exchanged. Data, their statistics, the model, validation, logs,
-checkpoints and the final tables are MACE's code on MACE's own batches.
+Only the loader, the loss and the training step are replaced. Data, statistics, the model, validation, logs, checkpoints
+and the final tables use MACE's code and MACE's own batches.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def fixed_size_training(
     settings: argparse.Namespace, sizes: Sequence[int] = (), step: str | None = None
 ) -> Iterator[None]:
-    """Let `mace.cli.run_train.run` train at fixed shape while the block runs.
+    """Make `mace.cli.run_train.run` train at fixed shape inside this context.
 
     Args:
         settings: Settings of `run`. `batch_size` structures share a batch, on average if sizes are measured.
@@ -90,13 +90,13 @@ def fixed_size_training(
 
 
 def _in_memory(dataset: Any) -> Any:
-    """Return the items as one list, if MACE has joined lists; else the dataset."""
+    """Return the items as one list if MACE has concatenated lists; otherwise return the dataset."""
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]
     return list(chain(*parts)) if all(isinstance(part, list) for part in parts) else dataset
 
 
 class _CompiledSteps:
-    """A replacement of MACE's `take_step` that compiles one step per loss; the second stage of training has its own."""
+    """A replacement of MACE's `take_step` that compiles one step per loss. Each training stage has its own loss."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend

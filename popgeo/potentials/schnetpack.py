@@ -1,4 +1,4 @@
-"""SchNetPack at fixed shape: a loader in place of `AtomsLoader`, its task over real rows, and its training step.
+"""SchNetPack at fixed shape: a replacement of `AtomsLoader`, a task over real rows, and a training step as a module.
 
 Needs `schnetpack`: pip install schnetpack. With a data module of SchNetPack and a trainer:
 
@@ -58,7 +58,7 @@ _call = partial(call_model, species=properties.Z, owner=properties.idx_m)
 def fixed_size_loader(
     dataset: Any, *, cutoff: float, max_z: int = 100, inputs: Iterable[str] = (), **kwargs: Unpack[PotentialArguments]
 ) -> PotentialLoader:
-    """Return a loader of SchNetPack's structures in the batches of its `AtomsLoader`, all of one shape.
+    """Return a loader that yields batches like SchNetPack's `AtomsLoader`, all with one shape.
 
     Batches also have `nodes_mask`, `edges_mask` and `graphs_mask`; `_idx` is -1 in padding.
 
@@ -85,7 +85,7 @@ def fixed_size_loader(
 
 
 def as_graph(item: Mapping[str, Tensor], *, names: frozenset[str], max_z: int) -> Data:
-    """Return an item of SchNetPack as a graph with the names of `popgeo.potentials.padding`.
+    """Convert a SchNetPack item to a graph with the attribute names of `popgeo.potentials.padding`.
 
     Raises:
         ValueError: it is not an item, its fields differ from those of the first item, or an atomic number is too large.
@@ -101,7 +101,7 @@ def as_graph(item: Mapping[str, Tensor], *, names: frozenset[str], max_z: int) -
 
 
 def _checked(item: Any) -> Any:
-    """Return an item, or raise if it is not one structure with neighbors."""
+    """Return the item after a check that it is one structure with neighbors."""
     if not isinstance(item, Mapping) or properties.R not in item:
         raise ValueError(
             f"it is a {type(item).__name__}, not an item of SchNetPack. Take it from an ASEAtomsData, or use its "
@@ -115,7 +115,7 @@ def _checked(item: Any) -> Any:
 
 
 def _levels(structures: Any, names: frozenset[str]) -> dict[str, str]:
-    """Return the level of each field, by its numbers of rows in some structures; SchNetPack does not state it."""
+    """Infer the level of each field from its numbers of rows, because SchNetPack does not state levels."""
     levels = {"forces": "node"}
     some = [structures[number] for number in range(min(len(structures), _NUM_LOOKED_AT))]
     for name in names - _RENAMED.keys():
@@ -136,7 +136,7 @@ def _levels(structures: Any, names: frozenset[str]) -> dict[str, str]:
 
 
 def as_batch(batch: Batch, *, levels: Mapping[str, str], inputs: frozenset[str]) -> dict[str, Tensor]:
-    """Return SchNetPack's batch for a batch with the contract of `popgeo.potentials.padding`."""
+    """Convert a batch with the contract of `popgeo.potentials.padding` to SchNetPack's batch."""
     fields = dict(batch.to_dict())
     idx_m, ptr, edges = fields.pop("batch"), fields.pop("ptr"), fields.pop("edge_index")
     for name, ours in _RENAMED.items():
@@ -155,7 +155,7 @@ def as_batch(batch: Batch, *, levels: Mapping[str, str], inputs: frozenset[str])
 
 
 def evaluator(model: Any, **kwargs: Unpack[EvaluatorArguments]) -> Evaluator:
-    """Return an evaluator of a model of SchNetPack, with the model's cutoff.
+    """Return an evaluator for a SchNetPack model, with the model's cutoff.
 
     Args:
         model: An `AtomisticModel` with the outputs `energy`, `forces` and, if it has it, `stress`.
@@ -173,7 +173,7 @@ def evaluator(model: Any, **kwargs: Unpack[EvaluatorArguments]) -> Evaluator:
 
 
 def of_real(values: Mapping[str, Tensor], batch: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-    """Return values, with only the real rows of the values with these names.
+    """Return a dictionary of tensors in which the tensors in `names` have only real rows.
 
     Args:
         values: A batch of this page, or a model's results for it.
@@ -187,7 +187,7 @@ def of_real(values: Mapping[str, Tensor], batch: Mapping[str, Tensor], names: It
 
 
 class FixedSizeTask(AtomisticTask):
-    """SchNetPack's task for batches of `fixed_size_loader`: losses and metrics get only real rows, the model all."""
+    """SchNetPack's task for batches of `fixed_size_loader`, whose losses and metrics get only real rows."""
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the model's results for real rows."""
@@ -195,26 +195,26 @@ class FixedSizeTask(AtomisticTask):
         return of_real(found, inputs, [output.name for output in self.outputs])
 
     def _with_real_targets(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the batch with only the real rows of targets."""
+        """Return a batch whose targets have only real rows."""
         names = {output.target_property for output in self.outputs if not isinstance(output, UnsupervisedModelOutput)}
         # The number of structures is the weight of a batch in the mean over validation.
         return of_real(batch, batch, names | {properties.idx, "considered_atoms"})
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
-        """SchNetPack's own step on real targets."""
+        """Run SchNetPack's own step on real targets."""
         return super().training_step(self._with_real_targets(batch), batch_idx)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
-        """SchNetPack's own step on real targets."""
+        """Run SchNetPack's own step on real targets."""
         return super().validation_step(self._with_real_targets(batch), batch_idx)
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
-        """SchNetPack's own step on real targets."""
+        """Run SchNetPack's own step on real targets."""
         return super().test_step(self._with_real_targets(batch), batch_idx)
 
 
 def use_fixed_sizes(datamodule: Any, *, cutoff: float, splits: Iterable[str] = ("train",), **kwargs: Any) -> None:
-    """Replace the `AtomsLoader` of a data module of SchNetPack by a `fixed_size_loader`.
+    """Replace the `AtomsLoader` of a SchNetPack data module by a `fixed_size_loader`.
 
     Args:
         datamodule: Data module of SchNetPack; it is set up here.
@@ -269,7 +269,7 @@ class TaskStep(nn.Module):
 
 
 class _LastStructureMode(TorchFunctionMode):
-    """A mode that answers SchNetPack's `int(idx_m[-1])`, the number of the last structure, from the fixed shape."""
+    """A mode that computes SchNetPack's `int(idx_m[-1])`, the number of the last structure, from the fixed shape."""
 
     def __init__(self, idx_m: Tensor, num_structures: int) -> None:
         super().__init__()

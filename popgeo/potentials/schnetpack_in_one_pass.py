@@ -15,11 +15,12 @@ from popgeo.nn.filter_grid import FilterNetworks, FilterNetworksMixin, GridFilte
 
 
 def in_one_pass(model: nn.Module) -> nn.Module:
-    """Change SchNet or PaiNN of SchNetPack to interpolate filters and sum messages in one pass, and return the model.
+    """Make SchNetPack's SchNet or PaiNN interpolate filters and sum messages in one pass, and return the model.
 
-    Weights, `state_dict` and results stay the same. A representation by itself is not changed; the returned one shares
-    its weights. The model can be trained on forces, also in eager mode. Hooks on the parts that make messages are no
-    longer called. A file of the whole model, unlike a file of its `state_dict`, needs popgeo to be read.
+    Weights, `state_dict` and results stay the same. If `model` is a representation, it is not changed; the returned
+    representation shares its weights. The model can be trained on forces, also in eager mode. Hooks on the modules that
+    compute messages are no longer called. A file of the whole model, unlike a file of its `state_dict`, needs popgeo to
+    be read.
 
     Args:
         model: A `NeuralNetworkPotential`, a task, or a representation.
@@ -41,7 +42,7 @@ def in_one_pass(model: nn.Module) -> nn.Module:
 
 
 class _GridRepresentation(FilterNetworksMixin):
-    """A representation with filters on a grid; without a grid it runs SchNetPack's code."""
+    """A SchNetPack representation with filters on a grid, or SchNetPack's own code if no grid is used."""
 
     radial_basis: nn.Module
     cutoff_fn: Any
@@ -53,24 +54,24 @@ class _GridRepresentation(FilterNetworksMixin):
     n_atom_basis: int
 
     def __init__(self, plain: nn.Module) -> None:
-        """Take over the parts, weights, hooks and settings of a representation."""
+        """Copy the modules, weights, hooks and settings of a representation."""
         nn.Module.__init__(self)
         vars(self).update(vars(plain))
         self.cutoff_of_grid = float(self.cutoff_fn.cutoff)
 
     def refine_filters(self) -> None:
-        """Refine the filters with SchNetPack's present cutoff, a tensor that may have been loaded."""
+        """Refine the filters with SchNetPack's current cutoff, which a checkpoint may have changed."""
         self.cutoff_of_grid = float(self.cutoff_fn.cutoff)
         super().refine_filters()
 
     def grids(self, inputs: dict[str, Tensor], distances: Tensor) -> list[GridFilters] | None:
-        """Return the filters of each network on a grid; None if the networks run at each edge."""
+        """Return the filters of each network on a grid, or None if the networks run at each edge."""
         ends = torch.stack([inputs[properties.idx_j], inputs[properties.idx_i]])
         num_atoms = inputs[properties.Z].shape[0]
         return self.grid_filters(distances, Edges.of(ends, num_atoms, half_list=False, with_plans=False), num_atoms)
 
     def made_by(self, networks: Sequence[nn.Module]) -> FilterNetworks:
-        """Return filter networks with SchNetPack's basis and cutoff."""
+        """Return `FilterNetworks` with SchNetPack's basis and cutoff."""
         return FilterNetworks(
             expand=self.radial_basis, envelope=self.cutoff_fn, networks=networks, cutoff=self.cutoff_of_grid
         )

@@ -5,8 +5,8 @@
 This is a convolution of MACE or NequIP: x are features of nodes, y spherical harmonics, w weights of edges. Neither the
 gathered features nor the messages are written to memory. Let g be the gradient of the sums. The scalar product of g and
 the sums is linear in x, y, w and g. So every derivative, of any order, is the same sum over edges without one of the
-four tensors: one operation, which is its own derivative. The compiled kernels give the same bits for any number of
-threads.
+four tensors. One operation therefore also computes its own derivatives. The compiled kernels give the same bits for any
+number of threads.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _pack_call = struct.Struct("19q").pack
 
 
 def _kernel(role: int, *inputs: Any) -> Tensor:
-    """Compute the product without the tensor number `role`; inputs are in the order of the operation's schema."""
+    """Compute the derivative of the scalar product of g and the sums by tensor number `role` of (x, y, w, g)."""
     *tensors, src, dst, num_nodes, widths, paths, terms = inputs
     like = check_arrays(role, tensors, src, dst, num_nodes, widths)
     as_paths, as_terms = _tables(tuple(widths), tuple(paths), tuple(terms))
@@ -66,7 +66,7 @@ def _tables(widths: tuple[int, ...], paths: tuple[int, ...], terms: tuple[float,
 
 
 def _by_path(paths: Sequence[int], terms: Sequence[float]) -> list[tuple[Any, ...]]:
-    """Return the numbers of each path and its coefficients (i, j, k, factor); in `terms` the path's number is first."""
+    """Return the numbers of each path and its coefficients (i, j, k, factor), sorted from `terms` by path."""
     chosen: list[list[Sequence[float]]] = [[] for _ in range(len(paths) // NUM_OF_PATH)]
     for at in range(0, len(terms), 5):
         chosen[int(terms[at])].append(terms[at + 1 : at + 5])
@@ -74,7 +74,7 @@ def _by_path(paths: Sequence[int], terms: Sequence[float]) -> list[tuple[Any, ..
 
 
 def _plain(role: int, *inputs: Any) -> Tensor:
-    """Compute the product in plain torch, as the definition."""
+    """Compute `_kernel` in plain torch, as its definition."""
     *tensors, src, dst, num_nodes, widths, paths, terms = inputs
     ends: list[Tensor | None] = [src, None, None, dst]
     on_edges = [t if t is None or end is None else t.index_select(0, end) for t, end in zip(tensors, ends, strict=True)]
@@ -165,7 +165,7 @@ class SumOfProducts(nn.Module):
         self.product.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Load nothing, since a product has only constants."""
+        """Load nothing, because a product has only constants."""
 
 
 def _dtype_of(product: nn.Module) -> torch.dtype:
@@ -173,7 +173,7 @@ def _dtype_of(product: nn.Module) -> torch.dtype:
 
 
 def _read(product: Any) -> tuple[list[int], list[float]]:
-    """Return the paths of a product and their coefficients, from its values for inputs with one component of 1."""
+    """Find the paths of a product and their coefficients by calls with unit vectors as inputs."""
     starts = [[0, *torch.tensor([block.dim for block in irreps]).cumsum(0).tolist()] for irreps in _irreps(product)]
     paths: list[int] = []
     terms: list[float] = []

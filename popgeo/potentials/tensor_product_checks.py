@@ -1,4 +1,4 @@
-"""Checks of a tensor product's arguments, so that the kernels read only within the arrays."""
+"""Checks of a tensor product's arguments, so that the kernels never read out of bounds."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ MOST_COMPONENTS = 11
 def check_arrays(
     role: int, tensors: Sequence[Tensor | None], src: Tensor, dst: Tensor, num_nodes: int, widths: Sequence[int]
 ) -> Tensor:
-    """Check the shapes of the arrays, and return one of them.
+    """Check the shapes of the arrays, and return one array as an example of their type.
 
     Raises:
         ValueError: an array other than number `role` is missing, or an array has a wrong shape or type.
@@ -42,7 +42,7 @@ def check_arrays(
 
 
 def check_paths(widths: Sequence[int], paths: Sequence[int], terms: Sequence[float]) -> None:
-    """Check that every path stays within the rows, and every coefficient within its path.
+    """Check that every path is inside the rows, and every coefficient inside its path.
 
     Raises:
         ValueError: a path or a coefficient does not fit.

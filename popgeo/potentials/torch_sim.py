@@ -1,4 +1,4 @@
-"""Many systems at once in torch_sim, at one shape: the model is compiled once for a screening or a run of dynamics."""
+"""A torch_sim model for many systems at once in one shape, compiled once for a screening or a dynamics run."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ except ImportError as error:
 
 
 class FixedSizeModel(ModelInterface):
-    """A model for torch_sim that runs on many systems at once, in batches of constant shape.
+    """A torch_sim model that evaluates many systems at once, in batches of constant shape.
 
         model = FixedSizeModel(popgeo.potentials.mace.evaluator(model))
 

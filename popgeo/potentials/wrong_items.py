@@ -1,4 +1,4 @@
-"""Checks of structures and batches: edges of a shorter cutoff, batches of another loader, unknown species."""
+"""Checks that find structures with missing edges or unknown species, and batches from a different loader."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
@@ -58,7 +58,7 @@ def require_names(batch: Mapping[str, Any], names: Iterable[str], framework: str
 
 
 def require_same_fields(found: Set[str], names: Set[str]) -> None:
-    """Check that a structure has the same fields as the first one, since a batch needs each field for all.
+    """Check that a structure has the same fields as the first structure, because a batch needs every field of each.
 
     Raises:
         ValueError: the structure has more fields, or fewer.
@@ -84,7 +84,7 @@ def three_vectors(cell: Tensor) -> Tensor:
 def call_model(
     function: Callable[[Any], Any], batch: Mapping[str, Tensor], *, model: nn.Module, species: str, owner: str
 ) -> Any:
-    """Call a model, and if it raises an IndexError, name the structure with a species that the model does not know.
+    """Call a model. If it raises an IndexError, raise an error that names the structure with an unknown species.
 
     Args:
         function: Calls the model with a batch.

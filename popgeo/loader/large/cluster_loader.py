@@ -1,4 +1,4 @@
-"""The loader of clusters: parts of a large graph with all edges inside and between them, as in Cluster-GCN."""
+"""The loader of clusters of a large graph, with all edges inside and between the clusters, as in Cluster-GCN."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -135,7 +135,7 @@ class FixedSizeClusterLoader(SubgraphLoader):
         return pack_clusters(order, self.cluster_sizes, (limits[0], limits[1]), self.over_size_strategy)
 
     def _measured(self, store: FlatStore, seed: int) -> FixedSizeOptions:
-        """Return sizes that hold `batch_size` clusters in nine of ten draws, and the largest cluster always."""
+        """Return sizes that fit the largest cluster, and `batch_size` random clusters in nine of ten draws."""
         sizes, rng = self.cluster_sizes, np.random.default_rng(seed)
         count = min(self._batch_size, self.part_sampler.num_items)
         draws = [sizes.of(rng.choice(self.part_sampler.num_items, count, replace=False)) for _ in range(_DRAWS)]
@@ -146,12 +146,12 @@ class FixedSizeClusterLoader(SubgraphLoader):
 
     @property
     def num_skipped(self) -> int:
-        """Number of clusters that `OverSizeStrategy.Skip` leaves out of the epoch that is running or comes next."""
+        """Number of clusters that `OverSizeStrategy.Skip` leaves out of the current or next epoch."""
         return len(self.plan().skipped)
 
 
 def _graph_and_parts(data: Any, num_parts: int | None, parts: Tensor | None) -> tuple[Any, Tensor | None]:
-    """Return the graph, and the cluster of each node if that is known."""
+    """Return the graph, and the cluster of each node if clusters are given."""
     if not isinstance(data, ClusterData):
         if (num_parts is None) == (parts is None):
             raise ValueError("Pass either num_parts, the number of clusters, or parts, the cluster of each node.")
@@ -167,7 +167,7 @@ def _graph_and_parts(data: Any, num_parts: int | None, parts: Tensor | None) -> 
 
 
 def _checked(store: FlatStore, parts: Tensor) -> tuple[Tensor, int]:
-    """Return the cluster of each node without empty clusters, and the number of clusters."""
+    """Return the cluster of each node, numbered without empty clusters, and the number of clusters."""
     num_nodes = num_rows(store, _NODES)
     if not num_nodes:
         raise ValueError("The graph has no nodes; clusters need at least one.")

@@ -1,4 +1,4 @@
-"""Features larger than memory: arrays on disk behind PyG's `FeatureStore`, read row by row."""
+"""Features larger than memory: a `FeatureStore` of PyG that reads rows of arrays on disk."""
 
 import mmap
 import os
@@ -23,10 +23,10 @@ Files = str | os.PathLike[str] | Mapping[str, Any]
 
 
 class DiskFeatures(ReadOnlyFeatures):
-    """Features that stay in files: many threads read only the pages of requested rows.
+    """A feature store whose data stay in files. Many threads read only the pages of requested rows.
 
-    The pages belong to the operating system, which frees them when it needs memory. A disk answers many requests faster
-    at the same time than one after the other, hence the threads.
+    The pages are in the operating system's cache, which is freed when memory is needed. Threads are used because a disk
+    answers many requests faster at the same time than one after the other.
 
     Args:
         files: For each node or edge type (None without types) its source: a table in a file of Arrow or Parquet, with
@@ -78,7 +78,7 @@ class DiskFeatures(ReadOnlyFeatures):
 
 
 def _opened(files: Files) -> dict[str, list[np.ndarray]]:
-    """Return each attribute as a list of arrays, to be read one after the other."""
+    """Return each attribute as a list of arrays that are consecutive parts of its rows."""
     if isinstance(files, Mapping):
         return {name: [_mapped(array)] for name, array in files.items()}
     path = Path(files)
@@ -97,14 +97,14 @@ def _opened(files: Files) -> dict[str, list[np.ndarray]]:
 
 
 def _mapped(array: Any) -> np.ndarray:
-    """Return an array, mapped if it is given as a file."""
+    """Return an array, which is memory-mapped if it is given as a file."""
     if isinstance(array, (str, os.PathLike)):
         array = np.load(array, mmap_mode="r")
     return _random(array if isinstance(array, np.ndarray) else torch.as_tensor(array).numpy())
 
 
 def _random(array: np.ndarray) -> np.ndarray:
-    """Return the array; if it is mapped, the system reads only the pages that are used."""
+    """Return the array. If it is memory-mapped, advise the system to read only the pages that are used."""
     pages = getattr(array, "_mmap", None)
     if pages is not None and hasattr(mmap, "MADV_RANDOM"):
         pages.madvise(mmap.MADV_RANDOM)

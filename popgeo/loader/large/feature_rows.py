@@ -1,4 +1,4 @@
-"""Requests for rows of a feature store: batch by batch, one for each type and attribute, with checked answers."""
+"""Requests for rows of a feature store, one per batch, type and attribute, with checks of the answers."""
 
 import copy
 import time
@@ -23,12 +23,12 @@ Name = tuple[StoreKey, str]
 
 
 def stays_in_store(attribute: Attribute) -> bool:
-    """Return whether the attribute stays in a feature store: its values are then an expanded first row."""
+    """Check whether an attribute stays in a feature store. Its values are then one row, expanded to all rows."""
     return attribute.is_tensor and len(attribute.tensor) > 1 and attribute.tensor.stride(0) == 0
 
 
 def patiently(store: Any, names: str, request: Callable[[], Any]) -> Any:
-    """Return the answer of a store. A failed request is repeated twice, unless the error shows that it is wrong.
+    """Return the answer of a store. Repeat a failed request twice, unless the error shows that the request is invalid.
 
     Args:
         store: The store.
@@ -60,7 +60,7 @@ def patiently(store: Any, names: str, request: Callable[[], Any]) -> Any:
 
 
 class ReadOnlyFeatures(FeatureStore):
-    """A feature store that takes no new attributes.
+    """A read-only feature store: attributes cannot be added.
 
     Attributes:
         columns: Data of each attribute, by the node or edge type and the name.
@@ -80,7 +80,7 @@ class ReadOnlyFeatures(FeatureStore):
 
 
 class FeatureRows:
-    """The rows of a feature store.
+    """A reader of rows from a feature store.
 
     Each row is requested once, in ascending order, for any order of a batch. So a store on disk reads forwards, and a
     database that sorts its answer by number still answers correctly. A failed request is repeated twice.
@@ -97,7 +97,7 @@ class FeatureRows:
 
     @classmethod
     def listed(cls, feature_store: FeatureStore) -> "FeatureRows":
-        """Return the rows of all attributes that a store lists."""
+        """Return a reader for all attributes that a store lists."""
         attributes = {}
         for listed in feature_store.get_all_tensor_attrs():
             attr = copy.copy(listed)
@@ -112,7 +112,7 @@ class FeatureRows:
         return cls(feature_store, attributes)
 
     def of(self, attributes: Sequence[Attribute], rows: Mapping[Axis, Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Return values for each attribute, and the place in them of each row of a batch.
+        """Return the values of each attribute, and the position of each row of a batch among them.
 
         Args:
             attributes: Attributes of nodes and edges.
@@ -172,7 +172,7 @@ class FeatureRows:
         return answer.cpu()
 
     def said_size(self, name: Name) -> int | None:
-        """Return the store's number of rows of an attribute; None if the store does not know it."""
+        """Return the number of rows of an attribute in the store; None if the store does not know it."""
         try:
             size = self.feature_store.get_tensor_size(self._request(name, None))
         except NotImplementedError:
@@ -180,7 +180,7 @@ class FeatureRows:
         return None if size is None else int(size[0])
 
     def first_row(self, name: Name, num_rows: int) -> Tensor:
-        """Return the first row of an attribute, empty if it has no rows, and probe the store's answers, [0 or 1, ...].
+        """Return the first row of an attribute, if there is one, after a check of the store's answers, [0 or 1, ...].
 
         Raises:
             ConnectionError: the store does not answer.

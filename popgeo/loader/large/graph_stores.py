@@ -1,4 +1,4 @@
-"""Graphs in stores: PyG's `(feature_store, graph_store)`, opened as a graph with features that stay there."""
+"""Graphs in PyG's `(feature_store, graph_store)`, opened as graph objects whose features stay in the store."""
 
 import copy
 from collections import defaultdict
@@ -21,7 +21,7 @@ Sizes = dict[Axis, dict[str, int]]
 
 
 def rows_of(data: Any) -> FeatureRows | None:
-    """Return the rows of the feature store of a graph; None if the graph is not a pair of stores."""
+    """Return a reader of the graph's feature store; None if the graph is not a pair of stores."""
     is_pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], FeatureStore)
     return FeatureRows.listed(data[0]) if is_pair and isinstance(data[1], GraphStore) else None
 
@@ -29,7 +29,7 @@ def rows_of(data: Any) -> FeatureRows | None:
 def open_stores(
     rows: FeatureRows, graph_store: GraphStore, excluded: Collection[str], levels: Levels, whole: Collection[str | None]
 ) -> tuple[Data | HeteroData, dict[Any, Level], dict[Name, Tensor]]:
-    """Open a graph in stores as PyG's object: edges are read, features stay in the store.
+    """Open a graph in stores as a PyG graph. Edges are read, and features stay in the store.
 
     Edges keep the order of the store; if it has several layouts, of the first of COO, CSC and CSR. If no store states
     the number of nodes, it is one more than the largest node of any edge.
@@ -81,7 +81,7 @@ def open_stores(
 
 
 def _edges_of(graph_store: GraphStore) -> tuple[dict[StoreKey, Tensor], Sizes]:
-    """Return the edges of each type [2, num_edges], and the sizes that the store states."""
+    """Return the edges of each type [2, num_edges], and the sizes that the store reports."""
     listed: dict[StoreKey, list[EdgeAttr]] = defaultdict(list)
     for attr in graph_store.get_all_edge_attrs():
         listed[attr.edge_type].append(copy.copy(attr))
@@ -118,7 +118,7 @@ def _in_pairs(key: StoreKey, layout: EdgeLayout, found: Any) -> Tensor:
 
 
 def _axis_of(name: Name, said: int | None, level: Any, edges: dict[StoreKey, Tensor], sizes: Sizes) -> Axis:
-    """Return the axis of an attribute's rows. In a graph without types its name decides, or else its size."""
+    """Return the axis of an attribute's rows. In a graph without types the name or the size decides."""
     key = name[0]
     if None not in edges:
         if key is None or (isinstance(key, tuple) and key not in edges):
@@ -142,7 +142,7 @@ def _axis_of(name: Name, said: int | None, level: Any, edges: dict[StoreKey, Ten
 
 
 def _agreed(axis: Axis, said: dict[str, int]) -> int:
-    """Return the number of nodes or edges, if all sources agree; edges give the number if no source states it."""
+    """Return the number of nodes or edges after a check that all sources agree. Default: the number from the edges."""
     least, known = said.pop("edges", 0), set(said.values())
     if len(known) > 1 or any(count < least for count in known):
         told = "; ".join(f"{who} says {count:,}" for who, count in said.items())

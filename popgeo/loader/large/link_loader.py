@@ -99,7 +99,7 @@ class LinkSampler(PartSampler):
     def _seeds(
         self, links: Tensor, times: Tensor | None
     ) -> tuple[dict[StoreKey, Tensor], Tensor, dict[StoreKey, Tensor] | None]:
-        """Return the ends of links, the place of each link's ends among them, and their times.
+        """Return the ends of links, the positions of each link's ends among them, and the times of the ends.
 
         Each node is listed once, unless seeds share no nodes.
         """
@@ -138,14 +138,14 @@ class FixedSizeLinkLoader(SubgraphLoader):
             edge; if every edge of the graph has its reverse, in neither direction. If nodes have times, both nodes
             exist at the time of the edge. If there is no such node, `edge_label_mask` is False.
         neg_sampling_ratio: Short for `NegativeSampling("binary", neg_sampling_ratio)`.
-        time_attr: Attribute of nodes, or of edges, that holds their time.
-        weight_attr: Attribute of edges that holds the weight with which each is drawn.
+        time_attr: Name of the attribute with the times of nodes or of edges.
+        weight_attr: Name of the edge attribute with sampling weights.
         batch_size: Seed edges of a batch.
         directed: False means `subgraph_type="induced"`.
         kwargs: Further arguments, such as `fixed_size_options`, `shuffle` and `num_workers`; see `NeighborArguments`.
 
     Raises:
-        ValueError: arguments contradict each other or the graph, or the sizes cannot hold the ends.
+        ValueError: arguments contradict each other or the graph, or the ends do not fit the sizes.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -211,7 +211,7 @@ class FixedSizeLinkLoader(SubgraphLoader):
 
 
 def _joined(edges: Tensor, links: Tensor, sizes: tuple[int, int], is_one_type: bool) -> Tensor:
-    """Return the pairs of nodes that are no negatives: edges, seeds, and each node with itself.
+    """Return the pairs of nodes that cannot be negatives: edges, seeds, and each node with itself.
 
     Args:
         edges: Source and destination of each edge of the graph. [2, num_edges]
@@ -231,14 +231,14 @@ def _joined(edges: Tensor, links: Tensor, sizes: tuple[int, int], is_one_type: b
 
 
 def _has_reverses(edges: Tensor, num_nodes: int) -> bool:
-    """Return whether the first edges have reverses, as in an undirected graph. `edges` is [2, num_edges]."""
+    """Check whether the first edges have reverses, as in an undirected graph. `edges` is [2, num_edges]."""
     source, destination = edges[:, edges[0] != edges[1]]
     back = (destination * num_nodes + source)[:_EDGES_TO_SEE]
     return len(back) > 0 and bool(torch.isin(back, source * num_nodes + destination).all())
 
 
 def _negatives(neg_sampling: NegativeSampling | str | None, ratio: float | None) -> NegativeSampling | None:
-    """Return the rule for negatives, from both ways to give it; None for no negatives."""
+    """Return the rule for negatives from either of the two arguments; None for no negatives."""
     if ratio:
         if neg_sampling is not None:
             raise ValueError("Both neg_sampling and neg_sampling_ratio are given; pass one of them.")

@@ -27,7 +27,7 @@ _REFUSED = {
 
 
 class NeighborArguments(GraphLoaderArguments, total=False):
-    """Keyword arguments of loaders of seeds: `GraphLoaderArguments` and arguments of PyG's `NeighborLoader`.
+    """Keyword arguments of seed loaders: `GraphLoaderArguments` and arguments of PyG's `NeighborLoader`.
 
     By default `fixed_size_options` are measured on sampled batches. `over_size_strategy` is Error or a strategy that
     trims. Of PyG's arguments, `is_sorted` and `filter_per_worker` change nothing; the last three are refused with a
@@ -47,8 +47,8 @@ class Neighborhood:
     Args:
         store: The graph, from `open_graph`.
         num_neighbors: Number of neighbors that each hop takes.
-        time_attr: Attribute of nodes or of edges that holds their time.
-        weight_attr: Attribute of edges that holds the weight with which each is drawn.
+        time_attr: Name of the attribute with the times of nodes or of edges.
+        weight_attr: Name of the edge attribute with sampling weights.
         how: Arguments of `FixedSizeNeighborLoader` with these names: `subgraph_type`, `directed`, `disjoint`, `replace`
             and `temporal_strategy`.
 
@@ -78,7 +78,7 @@ class Neighborhood:
     def around(
         self, seeds: Mapping[StoreKey, Tensor], times: Mapping[StoreKey, Tensor] | None, labels: Any, seed: int
     ) -> Subgraph:
-        """Return the seeds and their sampled neighbors."""
+        """Return the subgraph of the seeds and their sampled neighbors."""
         of_types: Any = {key or "": nodes for key, nodes in seeds.items()}
         seed_time: Any = None if times is None else {key or "": time for key, time in times.items()}
         sample = sample_neighbors(self.graphs, of_types, self.num_neighbors, seed_time=seed_time, seed=seed, **self.how)
@@ -112,7 +112,7 @@ class NeighborSampler(PartSampler):
             )
 
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
-        """Return the seeds `ids` and their sampled neighbors."""
+        """Return the subgraph of the seeds `ids` and their sampled neighbors."""
         chosen = torch.from_numpy(ids)
         times = None if self.times is None else {self.node_type: self.times[chosen]}
         return self.neighborhood.around({self.node_type: self.seeds[chosen]}, times, {}, seed)
@@ -122,7 +122,7 @@ class NeighborSampler(PartSampler):
 class FixedSizeNeighborLoader(SubgraphLoader):
     """A loader of nodes of a large graph with sampled neighbors, in batches with constant shapes.
 
-    The seeds are the first `batch.batch_size` nodes of a batch; `batch.input_id` holds their places among all seeds. A
+    The seeds are the first `batch.batch_size` nodes of a batch; `batch.input_id` is their positions among all seeds. A
     last batch may have fewer, so a step should use `seeds_mask` [num_nodes], which is True for seeds. `n_id` and `e_id`
     are the numbers of nodes and edges in the whole graph. The samples are those of PyG's `NeighborLoader`, without an
     extension of PyG.
@@ -143,14 +143,14 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         disjoint: Whether seeds share no nodes; `tree` [num_nodes] then is the seed of each node. Default: False, but
             True for seeds with times.
         temporal_strategy: `"uniform"` takes random neighbors that are not too new, `"last"` the latest of them.
-        time_attr: Attribute of nodes, or of edges, that holds their time.
-        weight_attr: Attribute of edges that holds the weight with which each is drawn.
+        time_attr: Name of the attribute with the times of nodes or of edges.
+        weight_attr: Name of the edge attribute with sampling weights.
         batch_size: Seeds of a batch.
         directed: False means `subgraph_type="induced"`, as in older versions of PyG.
         kwargs: Further arguments, such as `fixed_size_options`, `shuffle` and `num_workers`; see `NeighborArguments`.
 
     Raises:
-        ValueError: arguments contradict each other or the graph, or the sizes cannot hold the seeds.
+        ValueError: arguments contradict each other or the graph, or the seeds do not fit the sizes.
 
     Example:
         >>> from torch_geometric.data import Data

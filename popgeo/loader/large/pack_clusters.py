@@ -1,4 +1,4 @@
-"""The grouping of clusters into batches that also hold the edges between the clusters."""
+"""Grouping clusters into batches that also contain the edges between the clusters."""
 
 from dataclasses import dataclass
 
@@ -55,7 +55,7 @@ class ClusterSizes:
 def pack_clusters(
     order: np.ndarray, sizes: ClusterSizes, limits: tuple[int, int], over_size_strategy: OverSizeStrategy
 ) -> Packs:
-    """Fill batches one after the other, each with the next clusters that still fit.
+    """Group clusters into batches. Each batch is filled with the next clusters that still fit.
 
     Args:
         order: Clusters of an epoch. int64 [number of clusters]

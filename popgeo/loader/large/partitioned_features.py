@@ -1,4 +1,4 @@
-"""Features in parts, one per process: rows of other processes come by exchanges of fixed size."""
+"""Features that are partitioned over processes, which send rows to each other in exchanges of fixed size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _FIRST_ROOM, _ALIGN = 1024, 8
 
 @dataclass(kw_only=True, eq=False)
 class _Part:
-    """One attribute: the rows of this process, cached rows of other processes, and the owner of each row.
+    """One attribute of partitioned features, with own rows, cached rows, and the owner of each row.
 
     Args:
         owner: Process that has each row. [num_rows]
@@ -40,7 +40,7 @@ class _Part:
 
 
 class PartitionedFeatures(ReadOnlyFeatures):
-    """Features in parts: each process of `torch.distributed` holds the rows of its own nodes.
+    """Partitioned features: each process of `torch.distributed` stores the rows of its own nodes.
 
     A batch gets rows of other processes by two exchanges of constant size: first the numbers of the rows, then the
     rows. If a batch needs more rows of one process than there is room for, all processes repeat the exchanges; the
@@ -91,7 +91,7 @@ class PartitionedFeatures(ReadOnlyFeatures):
             self.columns[name] = _Part(owner=owner, place=place, own=own_bytes, like=own[:0], kept=own_bytes[:0])
 
     def _dealt(self, key: StoreKey, count: int, owner: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the process of each row, and the place among the rows of that process, int16 and int64 [count]."""
+        """Return the process of each row, and the row's position in that process, int16 and int64 [count]."""
         if owner is None or len(owner) != count:
             owner = torch.arange(count) * self.world_size // max(1, count)
         if count and not 0 <= int(owner.min()) <= int(owner.max()) < self.world_size:
@@ -106,7 +106,7 @@ class PartitionedFeatures(ReadOnlyFeatures):
         return owner.to(torch.int16), place
 
     def measure(self, samples: Sequence[Mapping[Name, Tensor]]) -> None:
-        """Find the room of an exchange and the rows to cache, from sampled batches. All processes take part.
+        """Choose the size of an exchange and the rows to cache, from sampled batches. All processes must call it.
 
         Args:
             samples: For each batch, the rows of each attribute. int64 [number of rows]
@@ -177,7 +177,7 @@ class PartitionedFeatures(ReadOnlyFeatures):
         return max(1, int(asked[:, 0].max()))
 
     def _sent(self, rows: Tensor) -> Tensor:
-        """Send row r to process r, and return the rows that the others send. The shape of `rows`."""
+        """Send row r to process r, and return the rows from all processes. The shape of `rows`."""
         out = rows.to(self.device)
         got = torch.empty_like(out)
         try:

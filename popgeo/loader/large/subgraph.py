@@ -19,7 +19,7 @@ ONLY_EDGES = ("", "", "")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subgraph:
-    """Some nodes and edges of a large graph.
+    """A subset of the nodes and edges of a large graph.
 
     Args:
         rows: For each node and edge type, the numbers of its nodes or edges in the large graph. int64 [number of rows]
@@ -79,7 +79,7 @@ class Subgraph:
     def trimmed(
         self, limits: Mapping[Axis, int], *, nodes: bool, edges: bool, generator: torch.Generator
     ) -> "Subgraph":
-        """Remove nodes and edges, farthest from the seeds first and never a seed, until the rest fits a batch.
+        """Remove nodes and edges until the subgraph fits a batch. The farthest from the seeds go first; seeds stay.
 
         Args:
             limits: Largest number of nodes and edges of each type.
@@ -118,7 +118,7 @@ class Subgraph:
 
 
 class PartSampler(ABC):
-    """A sampler of the part of a large graph for a pack of seeds, or of clusters.
+    """A sampler of the subgraph for a pack of seeds or clusters.
 
     Attributes:
         num_items: Number of seeds, or clusters.
@@ -138,4 +138,4 @@ class PartSampler(ABC):
 
     @abstractmethod
     def sample(self, ids: np.ndarray, seed: int) -> Subgraph:
-        """Return the part for some seeds. Equal values of `seed` give the same part in every process."""
+        """Return the subgraph for some seeds. Equal values of `seed` give the same subgraph in every process."""

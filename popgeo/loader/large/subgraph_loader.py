@@ -1,4 +1,4 @@
-"""Base class of the three loaders of large graphs: sizes, order and description."""
+"""The base class of the three loaders of large graphs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -34,7 +34,7 @@ _PROBED = 16
 
 
 class SubgraphLoader(EpochLoader):
-    """A loader of parts of one large graph in batches with constant shapes.
+    """A loader of subgraphs of one large graph in batches with constant shapes.
 
     Args:
         data: The graph, which the loader shows as `data`. Its `dataset` is the numbers of all seeds.
@@ -96,7 +96,7 @@ class SubgraphLoader(EpochLoader):
         super().__init__(seeds, source, self._packer, choices, batch_size, arguments)
 
     def _together(self, order: np.ndarray) -> Packs:
-        """Group seeds, or clusters, into batches in their order."""
+        """Group seeds or clusters into batches in the given order."""
         return in_equal_numbers(order, self._batch_size, self.choices.drop_last)
 
     def _check_seeds_fit(self) -> None:
@@ -121,7 +121,7 @@ class SubgraphLoader(EpochLoader):
         return FixedSizeOptions.from_sizes(store, sizes, 2)
 
     def _packs_like_an_epoch(self, seed: int) -> Iterator[np.ndarray]:
-        """Yield batches that an epoch could have, from other random draws, without end."""
+        """Yield packs as an epoch could have, from other random draws, in an infinite sequence."""
         for epoch in count():
             found = EpochSampler(self._packer, self.choices).whole(seed ^ _MEASURED, epoch)
             full = np.flatnonzero(np.diff(found.ptr) == np.diff(found.ptr).max())
@@ -136,7 +136,7 @@ class SubgraphLoader(EpochLoader):
         return [{(a.store, a.name): part.rows[a.axis] for a in attributes} for part in parts]
 
     def filling(self) -> pd.DataFrame:
-        """Compute how full the batches of the coming epoch are, from up to 16 of them.
+        """Compute how full the batches of the next epoch are, from up to 16 batches.
 
         Returns:
             One row per node and edge type: `slots` of a batch, `real` nodes or edges of a mean batch, their share

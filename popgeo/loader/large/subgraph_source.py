@@ -1,4 +1,4 @@
-"""The source of batches of a large graph: each attribute is gathered straight into its slot."""
+"""The source of batches of a large graph, which gathers each attribute directly into the batch."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ Values = dict[int, tuple[Tensor, Tensor]]
 
 
 class SubgraphSource(BatchSource):
-    """A source that makes batches of one large graph from packs of seeds, or of clusters: sample, trim, gather.
+    """A source that samples, trims and gathers batches of one large graph from packs of seeds or clusters.
 
     Args:
         sampler: Samples the subgraph of a pack.
@@ -66,14 +66,14 @@ class SubgraphSource(BatchSource):
         self.builder = BatchBuilder(template, self.layout)
 
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> list[Batch]:
-        """Return one item for each `group` packs, joined as by `super_batch.join`. An empty pack gives padding.
+        """Return the batches of some packs, each `group` batches joined to one item. An empty pack gives padding.
 
         Raises:
             ValueError: a subgraph does not fit, and may not be trimmed.
         """
         parts = [self.part(ids, key) for ids in packs]
         memory = memory or BatchMemory(self.layout, len(parts), group=group)
-        # A batch holds one graph, or no graph if it is padding.
+        # A batch has one graph, or no graph if it is padding.
         graphs = [np.arange(int(any(map(len, part.rows.values())))) for part in parts]
         parts = [part.sorted_by_destination() for part in parts] if self.sorts else parts
         requests = [[part] for part in parts] if self.asks_batch_by_batch else [parts]
@@ -87,7 +87,7 @@ class SubgraphSource(BatchSource):
         return items
 
     def part(self, ids: np.ndarray, key: tuple[int, int]) -> Subgraph:
-        """Return the part of the graph for some seeds, trimmed to the size of a batch."""
+        """Return the subgraph for some seeds, trimmed to the size of a batch."""
         seed = seed_of(*key, ids)
         subgraph = self.sampler.sample(ids, seed)
         if all(len(rows) <= self.limits[axis] for axis, rows in subgraph.rows.items()):
@@ -107,7 +107,7 @@ class SubgraphSource(BatchSource):
         return max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // max(1, nbytes)))
 
     def _fill(self, i: int, part: Subgraph, pack: np.ndarray, values: Values, tensors: Sequence[Tensor]) -> Slicer:
-        """Write batch `i`, and return the slicer that takes it apart again."""
+        """Write batch `i`, and return the slicer that splits the batch into its graphs."""
         store = self._store_of(part)
         own = {(attribute.store, attribute.name): attribute for attribute in store.attributes}
         slots = (dataclasses.replace(s, attribute=own.get((s.store, s.name))) for s in self.rest.slots)
@@ -119,7 +119,7 @@ class SubgraphSource(BatchSource):
         return Slicer(store, self.layout)
 
     def _values(self, parts: Sequence[Subgraph]) -> list[Values]:
-        """Return, for each part, the values of its gathered slots. Rows of a feature store come by one request."""
+        """Return the values of the gathered slots of each subgraph. One request reads all rows from a feature store."""
         attributes = {j: a for j in self.from_graph if (a := self.layout.slots[j].attribute) is not None}
         values: list[Values] = [{j: (a.tensor, part.rows[a.axis]) for j, a in attributes.items()} for part in parts]
         if self.rows is not None and parts:

@@ -1,4 +1,4 @@
-"""A large graph as a flat dataset of one graph, without copies; and the seeds of its loaders."""
+"""Opening a large graph as a flat dataset of one graph without copies, and reading of seeds."""
 
 import copy
 import warnings
@@ -120,7 +120,7 @@ def links_of(store: FlatStore, edge_label_index: Any) -> tuple[StoreKey, Tensor]
 
 
 def _typed(store: FlatStore, name: str, given: Any, is_pair: bool, types: Sequence[StoreKey]) -> tuple[StoreKey, Any]:
-    """Return the type that an argument names, None for a graph without types, and the numbers in the argument."""
+    """Split an argument into a type, which is None for a graph without types, and numbers."""
     if not store.is_hetero:
         return None, given
     key, numbers = given if is_pair else (given, None)

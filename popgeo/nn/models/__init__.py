@@ -1,1 +1,1 @@
-"""Models, one a file; results of real graphs never depend on padding."""
+"""Models, one per file. Results of real graphs never depend on padding."""

@@ -1,4 +1,4 @@
-"""The base class of models of atoms: from positions to edges, and from features of atoms to molecules."""
+"""The base class of atom models, which finds edges from positions and reduces atoms to molecules."""
 
 import warnings
 from abc import abstractmethod
@@ -18,7 +18,7 @@ from popgeo.ops.refusals import check_choice, check_ends, check_index, require
 
 
 class AtomModel(FilterNetworksMixin):
-    """A model that predicts a property of each molecule; each subclass computes the atoms' features by `features`.
+    """A model that predicts a property of each molecule. Subclasses implement `features`.
 
     Attributes:
         shown: Names of the settings that `repr` shows.
@@ -45,7 +45,7 @@ class AtomModel(FilterNetworksMixin):
         self.interaction_graph = interaction_graph or KNNInteractionGraph.default(max_num_neighbors, cutoff)
 
     def _add_output(self, act: nn.Module, atomref: Tensor | None) -> None:
-        """Add the layers that follow the blocks, and draw all weights."""
+        """Add the output layers after the blocks, and initialize all weights."""
         self.lin1 = nn.Linear(self.hidden_channels, self.hidden_channels // 2)
         self.act = act
         self.lin2 = nn.Linear(self.hidden_channels // 2, 1)
@@ -177,7 +177,7 @@ class AtomModel(FilterNetworksMixin):
         return total if self.readout != "mean" else total / READOUTS["add"](real.to(x), batch, num_graphs).clamp(min=1)
 
     def refer_to(self, atomref: Tensor | None) -> None:
-        """Add the energy of a single atom of its element to each atom's output; training changes these energies."""
+        """Add the reference energy of its element to each atom's output. Reference energies are trained."""
         self.register_buffer("initial_atomref", None if atomref is None else atomref.view(-1, 1))
         self.atomref = None if atomref is None else nn.Embedding(MAX_Z, 1)
 
@@ -200,7 +200,7 @@ class AtomModel(FilterNetworksMixin):
 
 
 def _without_images(r: Tensor, edge_index: Tensor, nodes_mask: Tensor) -> Tensor:
-    """Return the lengths after the check that no edge joins a real atom to itself.
+    """Return the lengths, after a check that no edge joins a real atom to itself.
 
     Only the image of an atom in a periodic cell is its own neighbor, and such an edge needs a shift.
     """
@@ -213,7 +213,7 @@ def _without_images(r: Tensor, edge_index: Tensor, nodes_mask: Tensor) -> Tensor
 
 
 def _warn_of_pairs(edges: Tensor) -> None:
-    """Warn if the edges seem to list each pair once, as the model would then miss half of the interactions.
+    """Warn if edges seem to list each pair only once, because the model would miss half of the interactions.
 
     Only the first 64 edges are compared. [2, num_edges]
     """

@@ -14,7 +14,7 @@ _LEAST_SCALE = 1e-2
 
 @dataclass(frozen=True, kw_only=True)
 class QueriedGraph:
-    """A graph as several queries see it, with the tensors that every iteration needs.
+    """A graph with different hidden edges for each query, and the tensors that every iteration needs.
 
     Attributes:
         src: Source of each edge. [num_edges]
@@ -49,7 +49,7 @@ class QueriedGraph:
         query: Tensor,
         nodes_mask: Tensor,
     ) -> "QueriedGraph":
-        """Return the graph of these edges for queries and their heads; `keep` is given as [num_queries, num_edges]."""
+        """Return the graph for queries and their heads. `keep` is [num_queries, num_edges]."""
         num_nodes, num_queries = nodes_mask.size(0), query.size(0)
         at_head = torch.arange(num_nodes, device=head.device).unsqueeze(1) == head  # [num_nodes, num_queries]
         kept = keep.T.to(query.dtype)  # [num_edges, num_queries]

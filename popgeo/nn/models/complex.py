@@ -55,5 +55,5 @@ class ComplEx(KnowledgeGraphModel):
         return torch.cat([self.rel_emb(index), self.rel_emb_im(index)], dim=-1)
 
     def query(self, known: Tensor, relation: Tensor, side: TripleEnd) -> Tensor:
-        """Return h r to find a tail, and t conj(r) to find a head: Re(h r conj(t)) = Re(t conj(r) conj(h))."""
+        """Return h r to find a tail, or t conj(r) to find a head, because Re(h r conj(t)) = Re(t conj(r) conj(h))."""
         return complex_product(known, relation, conjugate=side is TripleEnd.HEAD)

@@ -1,4 +1,4 @@
-"""DistMult: a relation gives weights to the product of head and tail."""
+"""DistMult: a relation weights the elementwise product of head and tail."""
 
 from torch import Tensor
 

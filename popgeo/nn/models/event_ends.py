@@ -1,4 +1,4 @@
-"""The ends of a batch of events, node by node, and the tables of fixed size that remember them."""
+"""The ends of a batch of events, and tables of fixed size that store the last events of each node."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from popgeo.ops.refusals import check_least
 
 @dataclass(frozen=True, kw_only=True)
 class EventEnds:
-    """Both ends of each event of a batch in the order of time: the first event's source, its destination, and so on.
+    """The ends of a batch's events in the order of time: the first event's source, its destination, and so on.
 
-    The ends of padding events stand for the last end of the first node. They write the same values again, so a table
-    needs no spare row for them.
+    The ends of padding events repeat the last end of the first node. They write the same values again, so a table needs
+    no spare row for padding.
 
     Attributes:
         node: Node at each end. [2 * num_events]
@@ -72,7 +72,7 @@ class EventEnds:
         )
 
     def write(self, table: Tensor, row: Tensor, value: Tensor) -> None:
-        """Write one row of a table for each end, in place; ends with the same row must have the same value.
+        """Write each end's value to its row of a table, in place. Ends with the same row must have equal values.
 
         Args:
             table: Table to write to. [num_rows, ...]
@@ -96,7 +96,7 @@ class RecentNeighbors:
         node: Neighbors. [num_rows, size]
         t: Time of the event with each neighbor. int64 [num_rows, size]
         msg: Message of that event. [num_rows, size, msg_channels]
-        mask: True if the slot holds a neighbor. [num_rows, size]
+        mask: True if the slot contains a neighbor. [num_rows, size]
     """
 
     node: Tensor
@@ -151,13 +151,13 @@ class LastNeighbors(EventState):
         self.register_buffer("num_events", torch.zeros(num_nodes, dtype=torch.int64))
 
     def forward(self, node: Tensor) -> RecentNeighbors:
-        """Return the last neighbors of nodes [num_rows]."""
+        """Return the last neighbors of the given nodes [num_rows]."""
         filled = torch.arange(self.size, device=node.device) < self.num_events[node].unsqueeze(1)
         return RecentNeighbors(node=self.neighbor[node], t=self.time[node], msg=self.msg[node], mask=filled)
 
     @torch.no_grad()
     def insert(self, ends: EventEnds) -> None:
-        """Insert a batch of events; if a node has more than `size` of them, the last ones stay."""
+        """Insert a batch of events. If a node has more than `size` events, keep the last events."""
         count = self.num_events[ends.node]
         # Ends of padding, and ends that this batch overwrites, write the same values as the last end of their node.
         place = torch.arange(ends.last.size(0), device=ends.last.device)

@@ -1,4 +1,4 @@
-"""GIN, as expressive as the Weisfeiler-Lehman test (arXiv:1810.00826), and GINE, with features on edges."""
+"""GIN (arXiv:1810.00826), and its variant GINE with edge features (arXiv:1905.12265)."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""The stack that GCN, GIN, GINE and GraphSAGE share: convolutions with norms, activations and jumping knowledge."""
+"""The common base of GCN, GIN, GINE and GraphSAGE: convolutions with norms, activations and jumping knowledge."""
 
 import itertools
 from abc import abstractmethod
@@ -22,7 +22,7 @@ from popgeo.ops.refusals import check_choice, check_ends, check_least, require
 
 @dataclass(frozen=True, kw_only=True)
 class BatchIndex:
-    """The edges and graphs of a batch, as the convolutions and norms of every layer read them.
+    """The edges and graphs of a batch, for the convolutions and norms of every layer.
 
     Attributes:
         src: Source of each edge. [num_edges]
@@ -68,7 +68,7 @@ class BatchIndex:
 
 
 class StackChoices(TypedDict, total=False):
-    """The choices that GCN, GIN, GINE and GraphSAGE hand to `GNN`.
+    """The keyword arguments that GCN, GIN, GINE and GraphSAGE pass to `GNN`.
 
     Attributes:
         act: Activation, by its name in `torch.nn.functional` or as a function. Default: "relu".

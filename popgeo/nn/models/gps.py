@@ -1,4 +1,4 @@
-"""GPS: message passing next to attention within each graph, layer by layer (arXiv:2205.12454)."""
+"""GPS: layers that combine message passing with attention within each graph (arXiv:2205.12454)."""
 
 from collections.abc import Callable
 

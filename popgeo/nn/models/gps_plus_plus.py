@@ -1,4 +1,4 @@
-"""GPS++: messages through edges and a state of the graph, next to biased attention (arXiv:2212.02229)."""
+"""GPS++: message passing with a state of each graph, combined with biased attention (arXiv:2212.02229)."""
 
 import torch
 from torch import Tensor, nn

@@ -25,7 +25,7 @@ class TripleEnd(str, Enum):
 
 
 class Similarity(Protocol):
-    """A measure of how near queries are to entities; larger is nearer."""
+    """A similarity of queries and entities; larger values mean more similar."""
 
     def of_rows(self, query: Tensor, entity: Tensor) -> Tensor:
         """Compare queries and entities row by row: [..., width], [..., width] -> [...]."""
@@ -35,7 +35,7 @@ class Similarity(Protocol):
 
 
 class Dot:
-    """The inner product as similarity.
+    """A similarity that is the inner product.
 
     Example:
         >>> Dot().of_pairs(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 1.0], [0.0, 3.0]]))
@@ -52,7 +52,7 @@ class Dot:
 
 
 class Nearness:
-    """A constant minus the distance, as similarity.
+    """A similarity that is a constant minus the distance.
 
     Args:
         p: Order of the norm that measures the distance.

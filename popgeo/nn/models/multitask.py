@@ -16,7 +16,7 @@ from popgeo.ops.refusals import check_choice, check_least, check_shapes
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task: the labels to predict for each graph, or for each node.
+    """A task, with labels to predict for each graph or for each node.
 
     Attributes:
         name: Key of the predictions and of the labels.

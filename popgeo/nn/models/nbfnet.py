@@ -1,4 +1,4 @@
-"""NBFNet: answers to queries by all paths from the query's head (arXiv:2106.06935), also for new entities."""
+"""NBFNet: link prediction from all paths that start at the query's head (arXiv:2106.06935), also for new entities."""
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +111,7 @@ class NBFNet(nn.Module):
 
 
 def _require_below(limit: int, query: Tensor, name: str, index: Tensor) -> Tensor:
-    """Return `query` after the check that an index is in range; otherwise a query or an edge would be left out."""
+    """Return `query` after a check that an index is in range."""
     inside = (index >= 0) & (index < limit)
     return require(inside.all(), query, lambda: f"{name} holds {int(index[~inside][0])}; it is 0 to {limit - 1}.")
 
@@ -119,7 +119,7 @@ def _require_below(limit: int, query: Tensor, name: str, index: Tensor) -> Tenso
 def own_links(
     head: Tensor, relation: Tensor, tail: Tensor, edge_index: Tensor, edge_type: Tensor, num_relations: int
 ) -> Tensor:
-    """Return the mask of edges that state a query's own answer or its inverse, to hide them in training.
+    """Return the mask of edges that contain a query's own answer or its inverse, to hide these edges in training.
 
     Args:
         head: Head of each query. [num_queries]

@@ -1,4 +1,4 @@
-"""The memory of TGN: a state for each node, and the node's last message, which the state has yet to take in."""
+"""The memory of TGN: a state for each node, and the node's last message, which will update the state."""
 
 import torch
 from torch import Tensor, nn
@@ -35,18 +35,18 @@ class NodeMemory(EventState):
     """The memory of nodes in a stream of events, and the waiting message of each node (arXiv:2006.10637).
 
     A message is [s_i, s_j, e_ij, time since the last update], eq. 1 with the identity. Only a node's last message in a
-    batch counts, eq. 2. A GRU takes it in, eq. 3. A message is computed from its parts at the time it is taken in, so
-    that in training the loss reaches the modules that compute it. A batch's own messages are stored after its
-    prediction, so the prediction does not know them. The state is in buffers of fixed shape, which compiled steps
-    write back.
+    batch counts, eq. 2. A GRU updates the memory with it, eq. 3. A message is computed when the memory is updated, so
+    that in training the loss has a gradient for the modules that compute messages. A batch's own messages are stored
+    after its prediction, so the prediction does not know them. The state is in buffers of fixed shape, which compiled
+    steps write back.
 
-    In training a node takes in its message at its next event; in evaluation at once. So `eval()`, the change from
-    training to evaluation, takes in all waiting messages. Call `reset_state()` before training starts again at the
+    In training a node's message updates its memory at its next event, and in evaluation at once. So `eval()` after
+    training applies all waiting messages. Call `reset_state()` before training starts again at the
     first event.
 
     The module equals `torch_geometric.nn.TGNMemory` with `IdentityMessage`, `LastAggregator` and torch_scatter, for
     events of ascending times; among a node's events at the same time the later event counts. (Without torch_scatter,
-    PyG gives a node without a message the message of another node.) PyG's checkpoints load; they hold no messages.
+    PyG gives a node without a message the message of another node.) PyG's checkpoints load, but contain no messages.
 
     Args:
         num_nodes: Nodes of the whole stream.
@@ -97,7 +97,7 @@ class NodeMemory(EventState):
 
     @torch.no_grad()
     def update(self, ends: EventEnds) -> None:
-        """Take in a batch of events; call it after the predictions for this batch."""
+        """Store a batch of events. Call this after the predictions for the batch."""
         if not self.training:
             self._store(ends)
         memory, last_update = self._taken_in(ends.node)
@@ -107,7 +107,7 @@ class NodeMemory(EventState):
             self._store(ends)
 
     def train(self, mode: bool = True) -> "NodeMemory":
-        """Set the mode; from training to evaluation all nodes take in their waiting messages."""
+        """Set the mode. A change from training to evaluation updates all nodes with their waiting messages."""
         if self.training and not mode:
             with torch.no_grad():
                 memory, last_update = self._taken_in(torch.arange(self.num_nodes, device=self.memory.device))
@@ -117,7 +117,7 @@ class NodeMemory(EventState):
         return super().train(mode)
 
     def _taken_in(self, node: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory after the waiting message, eq. 3, and the time of that message."""
+        """Return the memory updated by the waiting message, eq. 3, and the time of that message."""
         waits, t, before = self.has_message[node], self.message_time[node], self.last_update[node]
         own, other = gather(self.memory, node), gather(self.memory, self.message_other[node])
         parts = [own, other, gather(self.message, node), self.time_enc(t - before)]
@@ -133,7 +133,7 @@ class NodeMemory(EventState):
 
 
 def _without_messages(module: nn.Module, state: dict, prefix: str, *of_loading: object) -> None:
-    """Adapt a checkpoint of PyG, which has an additional table and no messages, as one without waiting messages."""
+    """Adapt a PyG checkpoint, which has an additional table and no messages, to this module without messages."""
     if state.pop(f"{prefix}_assoc", None) is not None:
         for name in ("message_other", "message_time", "message", "has_message"):
             state[f"{prefix}{name}"] = torch.zeros_like(module.get_buffer(name))

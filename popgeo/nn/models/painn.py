@@ -56,7 +56,7 @@ class VectorMessage(nn.Module):
 
 
 class VectorUpdate(nn.Module):
-    """The update of an atom's scalars and vectors from each other: eq. 9 and 10."""
+    """The update of an atom's scalars by its vectors, and of its vectors by its scalars: eq. 9 and 10."""
 
     def __init__(self, hidden_channels: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class VectorUpdate(nn.Module):
 
 @in_float32
 def _lengths(v: Tensor) -> Tensor:
-    """Return the lengths of vectors, with a slope at 0 too: [num_nodes, 3, hidden] -> [num_nodes, hidden]."""
+    """Return the lengths of vectors, differentiable also at 0: [num_nodes, 3, hidden] -> [num_nodes, hidden]."""
     return (v.square().sum(1) + SQUARED_LENGTH_OF_NOTHING).sqrt()
 
 

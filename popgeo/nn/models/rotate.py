@@ -1,4 +1,4 @@
-"""RotatE: a relation turns the complex numbers of the head towards the tail."""
+"""RotatE: a relation rotates the head's complex numbers onto the tail's complex numbers."""
 
 import math
 
@@ -47,5 +47,5 @@ class RotatE(KnowledgeGraphModel):
         return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
     def query(self, known: Tensor, relation: Tensor, side: TripleEnd) -> Tensor:
-        """Return the head turned by the relation, or the tail turned back. [..., 2 * hidden_channels]."""
+        """Return the head rotated by the relation, or the tail rotated back. [..., 2 * hidden_channels]."""
         return complex_product(known, relation, conjugate=side is TripleEnd.HEAD)

@@ -1,4 +1,4 @@
-"""GraphSAGE: each node next to an aggregate of its neighbors (arXiv:1706.02216)."""
+"""GraphSAGE: each node combines its own features with an aggregate of its neighbors (arXiv:1706.02216)."""
 
 from torch import Tensor, nn
 from typing_extensions import Unpack

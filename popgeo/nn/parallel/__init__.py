@@ -1,1 +1,1 @@
-"""Tensor parallelism: layers with weights in shards, one shard per IPU or per process."""
+"""Tensor parallelism: layers whose weights are sharded, with one shard per IPU or per process."""

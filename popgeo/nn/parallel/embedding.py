@@ -1,4 +1,4 @@
-"""Embeddings in shards: each shard has some of the rows, or some of the columns."""
+"""Sharded embeddings: each shard has some of the rows, or some of the columns."""
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +9,10 @@ from popgeo.ops.shard_exchange import all_gather, all_reduce, part_of
 
 
 class ParallelEmbedding(ShardedModule):
-    """An embedding in shards (arXiv:1909.08053), with the same results as the plain embedding, bit for bit.
+    """A sharded embedding (arXiv:1909.08053), whose results equal the plain embedding's bit for bit.
 
-    With a cut of the vocabulary each shard looks up its own rows, takes 0 for all others, and the shards' results are
-    summed. With a cut of the width each shard looks up its own columns, and these are joined.
+    If the vocabulary is cut, each shard looks up its own rows, uses 0 for all other rows, and the shards' results are
+    summed. If the width is cut, each shard looks up its own columns, and the columns are concatenated.
 
     Args:
         num_embeddings: Rows; a multiple of `num_shards` if rows are cut.
@@ -53,7 +53,7 @@ class ParallelEmbedding(ShardedModule):
     def from_embedding(
         cls, embedding: nn.Embedding, num_shards: int, *, cut: Cut | str = Cut.VOCABULARY
     ) -> "ParallelEmbedding":
-        """Return the same table in shards, with copies of the weights.
+        """Return a sharded embedding with copies of the weights.
 
         Raises:
             ValueError: the embedding has a `padding_idx`, a `max_norm` or `scale_grad_by_freq`.

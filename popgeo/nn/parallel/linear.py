@@ -1,4 +1,4 @@
-"""Linear layers in shards, cut by outputs (columns), by inputs (rows), or by both in a grid of shards."""
+"""Sharded linear layers, cut by outputs (columns), by inputs (rows), or by both in a grid of shards."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from popgeo.ops.shard_exchange import all_gather, all_reduce, replicate, shard
 
 
 class ColumnParallelLinear(ShardedLinear):
-    """A linear layer with some of its outputs in each shard: X [A1, A2, ...] of arXiv:1909.08053.
+    """A sharded linear layer in which each shard computes some outputs: X [A1, A2, ...] of arXiv:1909.08053.
 
     The forward pass exchanges nothing, unless the outputs are joined; the gradient of the input is summed over shards.
     With the same seed the layer has the same weights as the plain layer.
@@ -47,7 +47,7 @@ class ColumnParallelLinear(ShardedLinear):
         self.gather_output = gather_output
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [num_local, ..., out_features / num_shards], or joined [..., out_features], of [..., in_features]."""
+        """Return outputs [num_local, ..., out_features / num_shards], or gathered outputs [..., out_features]."""
         rows = replicate(x.reshape(-1, self.in_features), self.num_shards, num_local=self.num_local)
         out = products(rows, self.weight, self.bias)  # [num_local, rows, out_features / num_shards]
         out = out.reshape(self.num_local, *x.shape[:-1], -1)
@@ -59,7 +59,7 @@ class ColumnParallelLinear(ShardedLinear):
 
 
 class RowParallelLinear(ShardedLinear):
-    """A linear layer with some of its inputs in each shard: the other half of arXiv:1909.08053.
+    """A sharded linear layer in which each shard reads some inputs: the row-parallel layer of arXiv:1909.08053.
 
     Outputs are summed over shards; the backward pass exchanges nothing.
 
@@ -96,10 +96,10 @@ class RowParallelLinear(ShardedLinear):
         return bias  # all shards have it
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [..., out_features] of [num_local, ..., in_features / num_shards], or of an uncut [..., in_features].
+        """Return outputs [..., out_features] of [num_local, ..., in_features / num_shards] or uncut [..., in_features].
 
         Raises:
-            ValueError: the input is not cut as the layer expects it.
+            ValueError: the input is not cut as the layer expects.
         """
         if self.input_is_cut:
             expected = self.num_local, *x.shape[1:-1], self.in_features // self.num_shards
@@ -116,9 +116,9 @@ class RowParallelLinear(ShardedLinear):
 
 
 class ParallelLinear2D(ShardedLinear):
-    """A linear layer with a block of weights in each shard: rows of a grid cut the outputs, columns cut the inputs.
+    """A linear layer whose weight is cut into a grid of shards: grid rows cut outputs, grid columns cut inputs.
 
-    Each shard reads a part of the input and holds 1 / (rows x columns) of the weights. Partial outputs are summed over
+    Each shard reads a part of the input and has 1 / (rows x columns) of the weights. Partial outputs are summed over
     the columns, where neighboring IPUs exchange them, and joined over the rows.
 
     Args:
@@ -148,7 +148,7 @@ class ParallelLinear2D(ShardedLinear):
         """Return the leading dimensions of each cut parameter, by name, for `num_local` shards of the layer.
 
         Raises:
-            ValueError: the shards are neither a part of a row of the grid nor whole rows.
+            ValueError: the shards are neither a part of one grid row nor whole grid rows.
         """
         columns = self.grid[1]
         if max(num_local, columns) % min(num_local, columns):

@@ -1,4 +1,4 @@
-"""Attention with its heads in shards."""
+"""Attention whose heads are sharded."""
 
 import math
 
@@ -12,7 +12,7 @@ from popgeo.ops.shard_exchange import part_of
 
 
 class ParallelAttention(nn.Module):
-    """Self-attention with some of the heads in each shard (arXiv:1909.08053), and one sum over shards in each pass.
+    """A self-attention layer whose heads are sharded (arXiv:1909.08053), with one sum over shards per pass.
 
     Args:
         width: Features of a position; a multiple of `num_heads`.
@@ -51,7 +51,7 @@ class ParallelAttention(nn.Module):
         num_shards: int,
         causal: bool = True,
     ) -> "ParallelAttention":
-        """Return the same attention in shards, with copies of the weights of the four linear layers.
+        """Return a sharded attention layer with copies of the weights of four linear layers.
 
         Raises:
             ValueError: only some of query, key and value have a bias.
@@ -69,7 +69,7 @@ class ParallelAttention(nn.Module):
         return made
 
     def to_linears(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
-        """Return the plain layers of query, key, value and result with the same weights."""
+        """Return plain linear layers for query, key, value and result, with the same weights."""
         width = self.out.in_features
         plain = []
         for number in range(3):

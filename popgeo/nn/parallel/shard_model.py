@@ -1,4 +1,4 @@
-"""Whole models: functions that put layers into shards, make them plain again, or keep some of the shards."""
+"""Functions that shard the layers of a model, restore plain layers, or keep one process's shards."""
 
 from collections.abc import Mapping
 
@@ -13,10 +13,10 @@ from popgeo.ops.refusals import check_choice
 
 
 def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: int) -> nn.Module:
-    """Put linear layers and embeddings of a model into shards, in place.
+    """Shard linear layers and embeddings of a model, in place.
 
-    Only elementwise layers, such as an activation or dropout, may stand between a `column` and the `row` that follows
-    it. For attention use `ParallelAttention.from_linears`.
+    Only elementwise layers, such as an activation or dropout, are allowed between a `column` and the next `row`. For
+    attention use `ParallelAttention.from_linears`.
 
     Args:
         model: The model to change. Other layers stay unchanged, and every shard has all of them.
@@ -49,10 +49,10 @@ def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: i
 
 
 def join_shards(model: nn.Module) -> nn.Module:
-    """Make all linear layers and embeddings of a model plain again, in place, with their present weights.
+    """Replace sharded layers of a model by plain linear layers and embeddings with the same weights, in place.
 
     Returns:
-        The model. Parts of `ParallelAttention` stay in shards; its `to_linears` returns their plain layers.
+        The model. `ParallelAttention` stays sharded; its `to_linears` returns plain layers.
 
     Example:
         >>> model = shard_linears(nn.Sequential(nn.Linear(4, 8)), {"0": "gathered column"}, num_shards=2)
@@ -69,7 +69,7 @@ def join_shards(model: nn.Module) -> nn.Module:
 
 
 def keep_shards(model: nn.Module, rank: int, world_size: int) -> nn.Module:
-    """Keep only one process's shards of a model, in place; collectives reach the shards of the other processes.
+    """Keep only one process's shards of a model, in place. Collectives exchange data with the other processes' shards.
 
     Every process calls this on the same model, and trains with plain PyTorch. Gradients of cut weights belong to the
     process, and all other gradients are the same in all processes.
@@ -80,7 +80,7 @@ def keep_shards(model: nn.Module, rank: int, world_size: int) -> nn.Module:
         world_size: Number of processes that share the shards.
 
     Raises:
-        ValueError: the processes cannot share the shards evenly, or a layer lies in a grid.
+        ValueError: the processes cannot share the shards evenly, or a layer is sharded as a grid.
     """
     layers = [module for module in model.modules() if isinstance(module, ShardedModule)]
     for layer in layers:

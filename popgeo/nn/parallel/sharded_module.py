@@ -1,4 +1,4 @@
-"""The base classes of layers in shards: the number of shards, and the weights that are cut."""
+"""The base classes of sharded layers."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class Cut(Enum):
 
     Attributes:
         COLUMN: Cut a linear layer by its outputs, which stay cut for the next layer.
-        ROW: Cut a linear layer by its inputs, which the layer before leaves cut.
+        ROW: Cut a linear layer by its inputs, which the previous layer leaves cut.
         GATHERED_COLUMN: Cut a linear layer by its outputs, and join them again.
         WHOLE_ROW: Cut a linear layer by its inputs, which arrive whole.
         VOCABULARY: Cut an embedding by its rows.
@@ -33,7 +33,7 @@ class Cut(Enum):
 
 
 class LinearChoices(TypedDict, total=False):
-    """The choices of `nn.Linear` that layers in shards hand on.
+    """The keyword arguments of `nn.Linear` that sharded layers pass on.
 
     Attributes:
         bias: Whether the layer adds a learned bias. Default: True.
@@ -47,9 +47,9 @@ class LinearChoices(TypedDict, total=False):
 
 
 class ShardedModule(nn.Module):
-    """A layer in shards: the first dimension of its weights counts the shards of this process.
+    """A sharded layer. The first dimension of its weights is the shards of this process.
 
-    The layer computes with all shards that its weights hold. So the same code runs all shards in one process, some of
+    The layer computes with all shards in its weights. So the same code runs all shards in one process, some of
     them in each of several processes (`popgeo.nn.parallel.shard_model.keep_shards`), and one shard in the program that
     `popgeo.ipu` plans for one of several IPUs.
 
