@@ -8,6 +8,7 @@ chosen.
 """
 
 import argparse
+import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,6 +78,7 @@ def residuals(points: Sequence[Point], cycles: np.ndarray) -> tuple[float, float
     return float(low), float(high)
 
 
+@functools.cache  # tests and the picture of residuals ask for the same points
 def _cycles(point: Point, profile: Profile) -> float:
     target = published.TARGET
     graph = published.compile_point(point, target).graph

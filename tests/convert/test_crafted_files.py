@@ -7,7 +7,6 @@ import gzip
 import lzma
 import struct
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +25,12 @@ from tests.fuzz.structure_formats import (
     write_hdf5,
     write_trajectory,
 )
+from tests.support import quick_python
 
 CHILD = """
-import random, sys
+import random, sys, warnings
 from popgeo.convert.atoms import read_atoms
+warnings.simplefilter("ignore")
 path, whole, draw, refused = sys.argv[1], open(sys.argv[1], "rb").read(), random.Random(0), 0
 for case in range(60):
     data = bytearray(whole)
@@ -56,8 +57,8 @@ def test_no_cut_and_no_changed_page_ends_the_process(tmp_path: Path, write: Call
     endings = {write_aselmdb: "aselmdb", write_hdf5: "h5", write_database: "db", write_trajectory: "traj"}
     write(path := tmp_path / f"a.{endings[write]}")
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHILD, path], cwd=Path(__file__).parents[2], capture_output=True,
-        text=True, timeout=120, check=False,
+        [*quick_python.command(), "-c", CHILD, path], cwd=Path(__file__).parents[2], capture_output=True, text=True,
+        timeout=120, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert int(ended.stdout) >= 20  # all cuts at least

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from popgeo import FixedSizeOptions, export, load
 from popgeo.nn import GIN
 from popgeo.sealed_file import SEAL_BYTES, sealed
+from tests.support import quick_python
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 for package in ("onnxruntime", "onnxscript"):
@@ -121,7 +122,7 @@ def test_what_a_file_declares_takes_no_memory_when_it_is_loaded(whole: bytes, tm
 
     path = crafted(tmp_path / "fills.onnx", whole, fill)
     ended = subprocess.run(
-        [sys.executable, "-c", FILLS, path], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60,
+        [*quick_python.command(), "-c", FILLS, path], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60,
         check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-2000:]

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from popgeo.__main__ import main
 from popgeo.nn import GIN
 from popgeo.sealed_file import sealed
 from popgeo.torch_archive import entries_of
+from tests.support import quick_python
 
 GRAPHS = [Data(x=torch.ones(n, 4), edge_index=torch.tensor([[0], [1]])) for n in (2, 9, 5)]
 SIZES = FixedSizeOptions(num_nodes=16, num_edges=60, num_graphs=4)
@@ -299,7 +299,7 @@ def test_loading_needs_no_more_memory_and_time_than_the_file_is_large(entries: E
         written(tmp_path / "huge.pt2", huge(entries)),
     ]
     ended = subprocess.run(
-        [sys.executable, "-c", LIMITED, *paths], cwd=Path(__file__).parents[2], capture_output=True, text=True,
+        [*quick_python.command(), "-c", LIMITED, *paths], cwd=Path(__file__).parents[2], capture_output=True, text=True,
         timeout=60, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-2000:]

@@ -138,7 +138,7 @@ def _followed(graph: OpGraph, op: Op, v: int, mappings: dict[int, TileMapping]) 
     form, operands = (value.shape, value.stride, value.offset), [graph.values[r] for r in op.reads()]
     like = [mappings[one.storage] for one in operands if (one.shape, one.stride, one.offset) == form]
     alike = [mapping for mapping in like if mapping.numel == value.numel]
-    return max(alike, key=lambda mapping: len(np.unique(mapping.tiles)), default=None)
+    return max(alike, key=lambda mapping: mapping.num_used, default=None)
 
 
 ALIGNMENT = 8  # bytes; every variable of a tile starts at a multiple
@@ -174,6 +174,7 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
     sizes, last = storage_sizes(graph), graph.last_uses()
     names = {v: given.name for given, v in graph.inputs.items()} | dict.fromkeys(graph.constants, "constant")
     made = [(v, name, "", -1) for v, name in names.items()]
+    bytes_of: dict[tuple[int, int], np.ndarray] = {}  # by mapping and bytes of an element
     for index, op in enumerate(graph.ops):
         if not graph.is_view(op):
             made += [(v, op.target.split(".")[1], op.source, index) for v in op.makes()]
@@ -181,10 +182,11 @@ def lives(graph: OpGraph, mappings: Mapping[int, TileMapping], num_tiles: int) -
     for v, name, source, first in made:
         storage = graph.values[v].storage
         if first < 0 or storage not in found:  # the last input of a storage names it, or the first operation
-            held = mappings[storage].elements_per_tile(num_tiles) * sizes[storage][1]
-            nbytes = -(-held // ALIGNMENT) * ALIGNMENT
+            mapping, width = mappings[storage], sizes[storage][1]
+            if (key := (id(mapping), width)) not in bytes_of:
+                bytes_of[key] = -(-mapping.elements_per_tile(num_tiles) * width // ALIGNMENT) * ALIGNMENT
             called = f"{name} {shape_text(graph.values[v])}"
             found[storage] = Lifetime(
-                name=called, source=source, nbytes=nbytes, first=first, last=last.get(storage, -1)
+                name=called, source=source, nbytes=bytes_of[key], first=first, last=last.get(storage, -1)
             )
     return found

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -31,6 +33,11 @@ class TileMapping:
     def ends(self) -> np.ndarray:
         """The end of each interval. int64[intervals]."""
         return np.append(self.starts[1:], self.numel)
+
+    @cached_property
+    def num_used(self) -> int:
+        """The number of tiles that hold elements."""
+        return len(np.unique(self.tiles))
 
     def elements_per_tile(self, num_tiles: int) -> np.ndarray:
         """Return the number of elements on each tile. int64[num_tiles]."""
@@ -77,6 +84,17 @@ def blocked(rows: int, columns: int, row_parts: int, column_parts: int, num_tile
         >>> blocked(4, 6, row_parts=2, column_parts=2, num_tiles=8).elements_per_tile(8)
         array([6, 6, 6, 6, 0, 0, 0, 0])
     """
+    key = rows, columns, row_parts, column_parts, num_tiles
+    if (found := _BLOCKED.get(key)) is None:
+        found = _BLOCKED[key] = _blocked(*key)
+    return found
+
+
+_BLOCKED: WeakValueDictionary[tuple[int, ...], TileMapping] = WeakValueDictionary()  # equal layers share the arrays
+
+
+def _blocked(rows: int, columns: int, row_parts: int, column_parts: int, num_tiles: int) -> TileMapping:
+    """Compute the mapping that `blocked` returns."""
     high, wide = -(-rows // max(row_parts, 1)), -(-columns // max(column_parts, 1))
     if wide >= columns:
         starts = np.arange(0, max(rows * columns, 1), max(high * columns, 1), dtype=np.int64)

@@ -20,6 +20,7 @@ from popgeo.data.store.save_columns import blocks
 from popgeo.data.store.stored_list import StoredList
 from popgeo.data.store.write_folder import FolderWriter
 from popgeo.folder_lock import LOCK
+from tests.support import quick_python
 from tests.support.graphs import graph, hetero_graph
 
 ODD = [None, True, -1, 0, 1, 2**31, 2**62, 2**80, 1.5, float("nan"), "", "..", "../x", "/etc/passwd", "a\0b", "float64"]
@@ -160,7 +161,7 @@ def test_declared_counts_take_no_memory_and_no_time(tmp_path):
     wrong.append(put(content, ("block_sums", "shape"), [10**12]))
     for number, text in enumerate(wrong):
         (tmp_path / f"{number:03}.json").write_bytes(text)
-    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    command = [*quick_python.command(), "-c", LIMITED, str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert ran.stdout.split() == ["refused"] * len(wrong)
 
@@ -184,7 +185,7 @@ except OSError as error:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limits are those of Linux")
 def test_a_writer_on_a_full_disk_names_the_folder_and_goes_on_later(tmp_path):
-    command = [sys.executable, "-c", FULL, str(tmp_path / "store")]
+    command = [*quick_python.command(), "-c", FULL, str(tmp_path / "store")]
     for limit in (100_000, 2000):
         ran = subprocess.run([*command, str(limit)], capture_output=True, text=True, timeout=120, check=True)
         assert ran.stdout.startswith(str(tmp_path / "store.part")), ran
