@@ -123,7 +123,7 @@ def plans() -> Iterator[tuple[Row, Pipeline]]:
     """Yield each of `ROWS` with its plan; rows that differ only in accumulation and replicas share one capture."""
     last: tuple[Row, Pipeline] | None = None
     for row in ROWS:
-        differing = {"name": row.name, "accumulation": row.accumulation, "replicas": row.replicas}
+        differing: dict[str, Any] = {"name": row.name, "accumulation": row.accumulation, "replicas": row.replicas}
         if last is not None and replace(last[0], **differing) == row:
             again = {"gradient_accumulation": row.accumulation, "replication_factor": row.replicas}
             assert last[1].plan_again is not None

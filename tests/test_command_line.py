@@ -101,7 +101,9 @@ def test_the_columns_of_a_store_are_printed_without_control_characters(tmp_path)
     write(
         [Data(x=torch.ones(2, 1), edge_index=torch.zeros(2, 1).long(), **{"a\x1b[2Jb": torch.ones(1)})], tmp_path / "s"
     )
-    ran = subprocess.run([sys.executable, "-m", "popgeo", "info", str(tmp_path / "s")], capture_output=True, check=True)
+    ran = subprocess.run(
+        [*quick_python.command(), "-m", "popgeo", "info", str(tmp_path / "s")], capture_output=True, check=True
+    )
     assert b"\x1b" not in ran.stdout
     assert b"x1b[2Jb" in ran.stdout
 

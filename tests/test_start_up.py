@@ -19,13 +19,15 @@ from tests.conftest import REPOSITORY
 HEAVY = "torch torch_geometric torch._dynamo sympy pandas scipy matplotlib"
 
 
-def imported_by(program: str) -> set[str]:
-    """Run a program in a new process; return the heavy packages that it imported."""
-    ends = f"\nimport sys\nprint(*(name for name in {HEAVY.split()} if name in sys.modules))"
+def imported_by(*programs: str) -> list[set[str]]:
+    """Run programs in turn in a new process; return the heavy packages that are imported after each."""
+    ends = f"\nimport sys\nprint('imported', *(name for name in {HEAVY.split()} if name in sys.modules))\n"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    run = subprocess.run([sys.executable, "-c", program + ends], env=environment, capture_output=True, text=True)
+    code = "".join(program + ends for program in programs)
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    return set(run.stdout.splitlines()[-1].split())
+    lines = (line.split() for line in run.stdout.splitlines())
+    return [{*line[1:]} for line in lines if line[:1] == ["imported"]]
 
 
 def seconds_of(run: Callable[[], object]) -> float:
@@ -42,26 +44,7 @@ def test_the_command_answers_within_half_a_second(argument: str, status: int):
         run = subprocess.run([sys.executable, "-m", "popgeo", argument], cwd=REPOSITORY, capture_output=True)
         assert run.returncode == status
 
-    assert min(seconds_of(answer) for _ in range(3)) < 0.5
-
-
-def test_importing_popgeo_imports_nothing_else():
-    assert imported_by("import popgeo") == set()
-
-
-def test_functions_of_tensors_packing_and_samplers_of_arrays_need_torch_alone():
-    program = """
-import torch, numpy as np, popgeo
-assert popgeo.ops.scatter_add(torch.ones(2, 1), torch.tensor([0, 0]), 0, dim_size=1).item() == 2
-sizes = popgeo.FixedSizeOptions(num_nodes=12, num_edges=0, num_graphs=4)
-assert len(list(popgeo.FixedSizeBatchSampler(np.array([3, 4, 5, 6]), fixed_size_options=sizes))) == 2
-budget = popgeo.packing.Budget(sizes=(11,), num_graphs=3)
-assert len(popgeo.packing.window(np.array([[3], [4], [5], [6]]), budget)) == 2
-graph = popgeo.sampling.CompressedGraph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
-sample = popgeo.sampling.sample_neighbors(graph, torch.tensor([2]), [1, 1], subgraph_type="induced")
-assert sorted(sample.node.tolist()) == [0, 1, 2]
-"""
-    assert imported_by(program) == {"torch"}
+    assert any(seconds_of(answer) < 0.5 for _ in range(3))  # the first of three, on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +56,17 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return popgeo.export(GIN(4, 8, 2, out_channels=1, readout="sum"), sizes, path, graphs=graphs)
 
 
+FUNCTIONS_OF_TENSORS = """
+import torch, numpy as np, popgeo
+assert popgeo.ops.scatter_add(torch.ones(2, 1), torch.tensor([0, 0]), 0, dim_size=1).item() == 2
+sizes = popgeo.FixedSizeOptions(num_nodes=12, num_edges=0, num_graphs=4)
+assert len(list(popgeo.FixedSizeBatchSampler(np.array([3, 4, 5, 6]), fixed_size_options=sizes))) == 2
+budget = popgeo.packing.Budget(sizes=(11,), num_graphs=3)
+assert len(popgeo.packing.window(np.array([[3], [4], [5], [6]]), budget)) == 2
+graph = popgeo.sampling.CompressedGraph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
+sample = popgeo.sampling.sample_neighbors(graph, torch.tensor([2]), [1, 1], subgraph_type="induced")
+assert sorted(sample.node.tolist()) == [0, 1, 2]
+"""
 RUN_A_FILE = """
 import torch, popgeo
 program = popgeo.load({path!r}, {backend!r}).programs[0]
@@ -80,9 +74,24 @@ program.run(*(torch.zeros(like.shape, dtype=like.dtype) for like in program.inpu
 """
 
 
-def test_a_file_runs_with_torch_alone(exported: Path):
-    assert imported_by(RUN_A_FILE.format(path=str(exported), backend="none")) == {"torch"}
-    assert "torch_geometric" not in imported_by(RUN_A_FILE.format(path=str(exported), backend="cpu"))
+@pytest.fixture(scope="module")
+def imported(exported: Path) -> list[set[str]]:
+    """Run four programs in turn in one process; return the packages that are imported after each."""
+    interpreted, compiled = (RUN_A_FILE.format(path=str(exported), backend=backend) for backend in ("none", "cpu"))
+    return imported_by("import popgeo", FUNCTIONS_OF_TENSORS, interpreted, compiled)
+
+
+def test_importing_popgeo_imports_nothing_else(imported: list[set[str]]):
+    assert imported[0] == set()
+
+
+def test_functions_of_tensors_packing_and_samplers_of_arrays_need_torch_alone(imported: list[set[str]]):
+    assert imported[1] == {"torch"}
+
+
+def test_a_file_runs_with_torch_alone(imported: list[set[str]]):
+    assert imported[2] == {"torch"}
+    assert "torch_geometric" not in imported[3]
 
 
 @pytest.mark.parametrize("package", ["data", "deploy", "loader", "nn"])

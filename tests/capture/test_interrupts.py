@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from popgeo import compile_forward
 from popgeo.capture.interrupts import held_interrupts, raise_held
+from tests.support import quick_python
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no alarm")
 # The alarm sends what Ctrl-C sends. Forces take gradients in the forward pass, from which no error may leave torch.
@@ -58,7 +58,7 @@ print(count)
 
 
 def test_an_interrupt_at_any_moment_of_a_compilation_or_a_run_leaves_a_model_that_can_be_used():
-    command = [sys.executable, "-c", PROGRAM, "12"]
+    command = [*quick_python.command(), "-c", PROGRAM, "12"]
     folder = Path(__file__).parents[2]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]

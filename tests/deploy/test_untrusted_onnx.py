@@ -121,9 +121,7 @@ def test_what_a_file_declares_takes_no_memory_when_it_is_loaded(whole: bytes, tm
         model.graph.output.append(onnx.helper.make_tensor_value_info("popgeo_extra", onnx.TensorProto.FLOAT, None))
 
     path = crafted(tmp_path / "fills.onnx", whole, fill)
-    ended = subprocess.run(
-        [*quick_python.command(), "-c", FILLS, path], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60,
-        check=False,
-    )  # fmt: skip
+    command, folder = [*quick_python.command(), "-c", FILLS, path], Path(__file__).parents[2]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert int(ended.stdout) < 2**19  # kilobytes; the tensor would have twice as many

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -50,8 +49,9 @@ def test_the_other_process_is_told_in_time_however_one_is_lost(tmp_path):
 def test_under_other_trainers_too(tmp_path, trainer, fate):
     if importlib.util.find_spec(trainer) is None:
         pytest.skip(f"{trainer} is not installed")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["--monitor-interval=2", "-m", "tests.support.lost_ranks", str(tmp_path), trainer, fate]
+    python = quick_python.command()
+    command = [*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--monitor-interval=2"]
+    command += ["--no-python", *python, "-m", "tests.support.lost_ranks", str(tmp_path), trainer, fate]
     # torchrun itself waits long for a process that is stopped, so nobody waits for torchrun
     with (tmp_path / "log").open("w") as log:
         running = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)

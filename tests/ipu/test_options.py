@@ -16,7 +16,10 @@ from popgeo.ipu import IpuTarget, Options, OutputMode, Reduction
         ({"num_threads": 0}, "num_threads is 0; it must be an integer of at least 1"),
         ({"reduction": "max"}, "reduction is 'max'; it must be one of 'mean', 'sum'"),
         ({"output_mode": "first"}, "output_mode is 'first'; it must be one of 'all', 'final', 'every_n', 'sum'"),
-        ({"output_mode": "every_n", "output_period": 2, "device_iterations": 3}, "Choose a period that divides this number"),
+        (
+            {"output_mode": "every_n", "output_period": 2, "device_iterations": 3},
+            "Choose a period that divides this number",
+        ),
         ({"loss_scaling": 0.0}, "loss_scaling is 0.0; it must be positive"),
         ({"max_grad_norm": -1.0}, "max_grad_norm is -1.0"),
         ({"target": "bow"}, r"pass an IpuTarget, for example IpuTarget.bow\(\)"),

@@ -43,7 +43,7 @@ def load(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def validation() -> Iterator[ModuleType]:
-    """Return the benchmark that computes the cycles, under the name by which others import it, with what it computed."""
+    """Import the benchmark that computes the cycles by the name that other benchmarks use; tests share its results."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(REPOSITORY / "benchmarks"))
         yield importlib.import_module("cost_model_validation")
