@@ -50,15 +50,8 @@ def compare(path: Path, format: str, model: str, kind: str) -> None:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4, equal_nan=kind == "molecules")
 
 
-# What a model computes from edges does not depend on the cell that they come from, so each model meets a cell, and each
-# kind a model, but not all of them each other: an export takes four seconds.
-@pytest.mark.parametrize(
-    ("model", "kind"),
-    [
-        ("SchNet", "crystals"), ("PaiNN", "slabs"), ("ForceField", "crystals and slabs"), ("SchNet", "molecules"),
-        ("PaiNN", "crystals"), ("ForceField", "molecules"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", MODELS)
 def test_forces_and_stress_are_written_for_torch(tmp_path: Path, model: str, kind: str):
     compare(tmp_path / "model.pt2", "torch", model, kind)
 
