@@ -67,7 +67,8 @@ def names_arguments(made: Callable_) -> Callable_:
                 raise ValueError(f"{owner}.{name} is {value!r}; it must be True or False.")
             is_other = isinstance(value, float | bool | str | None) and type(value) not in kinds
             if int in kinds and {*kinds} <= {int, type(None)} and is_other:  # other types have checks of their own
-                raise ValueError(f"{owner}.{name} is {value!r}; it must be a whole number.")
+                or_none = " or None" if type(None) in kinds else ""
+                raise ValueError(f"{owner}.{name} is {value!r}; it must be a whole number{or_none}.")
         return inner(*args, **kwargs)
 
     if inner is made:
