@@ -61,17 +61,29 @@ def names_arguments(made: Callable_) -> Callable_:
         for name in kwargs:
             if name not in known and not is_open:
                 raise TypeError(f"{owner} has no argument {name!r}.{meant(name, known)}")
-        for name, value in [*zip(known, args, strict=False), *kwargs.items()]:
-            kinds = get_args(known.get(name)) or (known.get(name),)
-            if kinds == (bool,) and not isinstance(value, bool):
-                raise ValueError(f"{owner}.{name} is {value!r}; it must be True or False.")
-            is_other = isinstance(value, float | bool | str | None) and type(value) not in kinds
-            if int in kinds and {*kinds} <= {int, type(None)} and is_other:  # other types have checks of their own
-                or_none = " or None" if type(None) in kinds else ""
-                raise ValueError(f"{owner}.{name} is {value!r}; it must be a whole number{or_none}.")
-        return inner(*args, **kwargs)
+        given = [(name, value, known.get(name)) for name, value in [*zip(known, args, strict=False), *kwargs.items()]]
+        _check_kinds(owner, [one for one in given if {*get_args(one[2])} <= {int, type(None)}])
+        try:  # an argument that may also have other types has a check of its own, with a better message
+            result = inner(*args, **kwargs)
+        except TypeError:
+            _check_kinds(owner, given)
+            raise
+        _check_kinds(owner, given)
+        return result
 
     if inner is made:
         return call  # type: ignore[return-value]  # it has the signature of `made`
     made.__init__ = call
     return made
+
+
+def _check_kinds(owner: str, given: Iterable[tuple[str, Any, Any]]) -> None:
+    """Check that switches are True or False and counts are whole numbers; `given` has name, value and annotation."""
+    for name, value, annotation in given:
+        kinds = get_args(annotation) or (annotation,)
+        if kinds == (bool,) and not isinstance(value, bool):
+            raise ValueError(f"{owner}.{name} is {value!r}; it must be True or False.")
+        is_other = isinstance(value, float | bool | str | None) and type(value) not in kinds
+        if int in kinds and float not in kinds and is_other:
+            or_none = " or None" if type(None) in kinds else ""
+            raise ValueError(f"{owner}.{name} is {value!r}; it must be a whole number{or_none}.")
