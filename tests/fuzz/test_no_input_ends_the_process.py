@@ -20,6 +20,7 @@ from torch_geometric.data import Batch, Data
 from popgeo import FixedSizeDataLoader, FixedSizeOptions, Predictor, ops
 from popgeo.data import FixedSizeCollater, Pad, write
 from popgeo.loader import FixedSizeClusterLoader, FixedSizeLinkLoader, FixedSizeNeighborLoader
+from popgeo.loader.large import measure_sizes
 from popgeo.sampling import CompressedGraph, sample_neighbors
 
 DTYPES = [
@@ -50,6 +51,12 @@ class Wrapper(torch.Tensor):
 
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's warnings about experimental features
+
+
+@pytest.fixture(autouse=True)
+def _sizes_are_measured_on_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends a process does so in the first samples; 512 of them would take nine tenths of the time."""
+    monkeypatch.setattr(measure_sizes, "_SOME", 8)
 
 
 def forms_of(plain: Tensor) -> Iterator[Any]:
