@@ -116,5 +116,5 @@ def test_no_text_of_a_graph_becomes_source():
         inputs={Input(Role.ARGUMENT, "x"): 0},
         outputs=(2,),
     )
-    with pytest.raises(ValueError, match="is not a name of an argument"):
+    with pytest.raises(ValueError, match="is not the name of an argument"):
         emit(graph, {})

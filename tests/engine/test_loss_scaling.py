@@ -196,7 +196,7 @@ def test_tiles_refuse_it():
     model, _ = make_pair()
     training = training_model(model, Options(loss_scaling="dynamic"))
     training.compile(*batch(0))
-    with pytest.raises(ValueError, match="compile with a constant one"):
+    with pytest.raises(ValueError, match="compile with a constant loss_scaling"):
         TileExact(training)
 
 

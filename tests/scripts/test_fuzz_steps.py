@@ -48,7 +48,7 @@ def test_without_marks_a_program_fails_and_becomes_as_small_as_it_can(monkeypatc
 
 def test_where_no_draw_is_repeated_a_program_with_a_checkpoint_fails(monkeypatch):
     assert fuzz_steps.verdict(CHECKPOINT)[0] == fuzz_steps.EQUAL
-    monkeypatch.setattr(drawn_numbers.DrawnNumbers, "go_on", lambda self: None)
+    monkeypatch.setattr(drawn_numbers.DrawnNumbers, "record_state", lambda self: None)
     assert fuzz_steps.verdict(CHECKPOINT)[0] == fuzz_steps.FAILED
 
 
