@@ -55,7 +55,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's warnings about expe
 
 @pytest.fixture(autouse=True)
 def _sizes_are_measured_on_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ends a process does so in the first samples; 512 of them would take nine tenths of the time."""
+    """Measure sizes on few samples: a crash occurs in the first ones, and 512 would take most of the time."""
     monkeypatch.setattr(measure_sizes, "_SOME", 8)
 
 

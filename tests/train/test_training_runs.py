@@ -38,7 +38,7 @@ def saved(made, folder):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """The folder of a data set and of a run on it, which tests copy before they change them."""
+    """Return the folder of a dataset and of a run on it; tests copy it before they change it."""
     folder = tmp_path_factory.mktemp("ended")
     store = saved(changed(weight=lambda i, one: torch.ones(1)), folder / "store")
     assert train(store, folder / "run")[0] == 0

@@ -357,7 +357,7 @@ def test_what_looks_at_a_whole_group_is_refused_where_each_process_has_a_part_of
     model.last.weight.is_sharded = True
     for optimizer, message in (
         (Progress(model.parameters()), r"Each process has a part of last\.weight alone, but Progress looks at whole"),
-        (optim.SGD(model.parameters(), lr=0.1), r"max_grad_norm is 1\.0, but each process has only a part of last\.weight"),
+        (optim.SGD(model.parameters(), lr=0.1), r"1\.0, but each process has only a part of last\.weight"),
     ):
         recipe = Recipe(function=model, optimizer=optimizer, options=StepOptions(max_grad_norm=1.0))
         with pytest.raises(ValueError, match=message):
