@@ -62,7 +62,7 @@ def names_arguments(made: Callable_) -> Callable_:
             if name not in known and not is_open:
                 raise TypeError(f"{owner} has no argument {name!r}.{meant(name, known)}")
         given = [(name, value, known.get(name)) for name, value in [*zip(known, args, strict=False), *kwargs.items()]]
-        _check_kinds(owner, [one for one in given if {*get_args(one[2])} <= {int, type(None)}])
+        _check_kinds(owner, [one for one in given if all(kind in (int, type(None)) for kind in get_args(one[2]))])
         try:  # an argument that may also have other types has a check of its own, with a better message
             result = inner(*args, **kwargs)
         except TypeError:

@@ -157,17 +157,19 @@ class FlatStore(Columns):
         Raises:
             ValueError: a number of rows contradicts a level, or edges were sorted with a different level.
         """
-        if not levels:
-            return self
         pointers, attributes = dict(self.row_pointers), list(self.attributes)
         for i, one in enumerate(attributes):
             given = levels.get((one.store, one.name)) or levels.get(one.name)
             if given is not None and not isinstance(given, Axis | Guess) and one.is_tensor:
                 slices = self.row_pointers[one.axis]
                 axis, _ = axis_of(one.store, one.name, Level(given), slices, pointers)
+                if axis == one.axis and one.doubt is None:
+                    continue
                 if axis != one.axis and self.row_ends is not None and Level.EDGE in (axis.level, one.axis.level):
                     raise ValueError(f"Edges were sorted with {one.name!r} of {one.axis.label}. Write again.")
                 attributes[i] = dataclasses.replace(one, axis=axis, doubt=None)
+        if all(new is old for new, old in zip(attributes, self.attributes, strict=True)):
+            return self
         return dataclasses.replace(self, attributes=tuple(attributes), row_pointers=pointers, _cache={})
 
     def level(self, name: str, store: StoreKey = None) -> Level:

@@ -140,3 +140,9 @@ def test_contradictions_are_refused_and_nothing_is_registered(given, message):
     assert attribute_names._REGISTERED == {"spin": "node"}
     register_attributes(nodes=["spin", "x"])
     assert attribute_names._REGISTERED == {"spin": "node"}
+
+
+def test_levels_that_change_nothing_leave_a_store_as_it_is():
+    store = FlatStore.from_dataset([ring(3), ring(4)], levels={"twist": "edge"})
+    register_attributes(edges=["twist"], graphs=["energy"])
+    assert FlatStore.from_dataset(store) is store

@@ -14,6 +14,7 @@ from _pytest.logging import caplog_handler_key
 from torch_geometric.nn import Sequential
 
 from popgeo.capture.op_graph import OpGraph
+from popgeo.data import attribute_names
 from popgeo.ipu.tiles import graph_program
 from popgeo.ipu.tiles.program import Program
 from popgeo.native import library
@@ -93,6 +94,7 @@ def _each_test_starts_alike(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     Sequential.forward = forward
+    attribute_names._REGISTERED.clear()  # levels that an example has registered
 
 
 @pytest.fixture(params=["compiled", "fallback"])
