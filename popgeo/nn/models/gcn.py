@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from popgeo.nn.models.gnn import GNN, BatchIndex, StackChoices
+from popgeo.nn.models.gnn import GNN, Activation, BatchIndex, StackChoices
 from popgeo.ops import scatter
 
 
@@ -23,8 +23,10 @@ class GCN(GNN):
         num_layers: Convolutions.
         out_channels: Features of the result. Default: `hidden_channels`.
         dropout: Share of features zeroed after each hidden layer in training.
+        act: Activation, by its name in `torch.nn.functional` or as a function. Default: `"relu"`.
+        act_first: Whether the activation comes before the norm. Default: False.
         add_self_loops: Whether each node also receives its own features.
-        **kwargs: `act`, `act_first`, `norm`, `jk` and `readout`; see `GNN`.
+        **kwargs: `norm`, `jk` and `readout`; see `GNN`.
 
     Example:
         >>> model = GCN(in_channels=3, hidden_channels=8, num_layers=2, out_channels=2)
@@ -39,11 +41,14 @@ class GCN(GNN):
         num_layers: int,
         out_channels: int | None = None,
         dropout: float = 0.0,
+        act: Activation = "relu",
+        act_first: bool = False,
         *,
         add_self_loops: bool = True,
         **kwargs: Unpack[StackChoices],
     ) -> None:
-        super().__init__(in_channels, hidden_channels, num_layers, out_channels, dropout, **kwargs)
+        sizes = in_channels, hidden_channels, num_layers, out_channels
+        super().__init__(*sizes, dropout, act, act_first, **kwargs)
         self.add_self_loops = add_self_loops
 
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from popgeo.nn.mlp import MLP
-from popgeo.nn.models.gnn import GNN, BatchIndex, StackChoices
+from popgeo.nn.models.gnn import GNN, Activation, BatchIndex, StackChoices
 
 
 class GIN(GNN):
@@ -19,9 +19,11 @@ class GIN(GNN):
         num_layers: Convolutions.
         out_channels: Features of the result. Default: `hidden_channels`.
         dropout: Share of features zeroed after each hidden layer in training.
+        act: Activation, by its name in `torch.nn.functional` or as a function. Default: `"relu"`.
+        act_first: Whether the activation comes before the norm. Default: False.
         eps: Initial weight of a node's own features, beyond 1.
         train_eps: Whether `eps` is learned.
-        **kwargs: `act`, `act_first`, `norm`, `jk` and `readout`; see `GNN`.
+        **kwargs: `norm`, `jk` and `readout`; see `GNN`.
 
     Example:
         >>> model = GIN(in_channels=3, hidden_channels=8, num_layers=2, out_channels=2, readout="add")
@@ -37,13 +39,16 @@ class GIN(GNN):
         num_layers: int,
         out_channels: int | None = None,
         dropout: float = 0.0,
+        act: Activation = "relu",
+        act_first: bool = False,
         *,
         eps: float = 0.0,
         train_eps: bool = False,
         **kwargs: Unpack[StackChoices],
     ) -> None:
         self.eps, self.train_eps = eps, train_eps
-        super().__init__(in_channels, hidden_channels, num_layers, out_channels, dropout, **kwargs)
+        sizes = in_channels, hidden_channels, num_layers, out_channels
+        super().__init__(*sizes, dropout, act, act_first, **kwargs)
 
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
         """Return a `GINConv`."""
@@ -60,10 +65,12 @@ class GINE(GIN):
         num_layers: Convolutions.
         out_channels: Features of the result. Default: `hidden_channels`.
         dropout: Share of features zeroed after each hidden layer in training.
+        act: Activation, by its name in `torch.nn.functional` or as a function. Default: `"relu"`.
+        act_first: Whether the activation comes before the norm. Default: False.
         edge_dim: Features of an edge, which a linear layer maps to the features of a node.
         eps: Initial weight of a node's own features, beyond 1.
         train_eps: Whether `eps` is learned.
-        **kwargs: `act`, `act_first`, `norm`, `jk` and `readout`; see `GNN`.
+        **kwargs: `norm`, `jk` and `readout`; see `GNN`.
 
     Example:
         >>> model = GINE(in_channels=3, hidden_channels=8, num_layers=2, edge_dim=5)
@@ -78,6 +85,8 @@ class GINE(GIN):
         num_layers: int,
         out_channels: int | None = None,
         dropout: float = 0.0,
+        act: Activation = "relu",
+        act_first: bool = False,
         *,
         edge_dim: int,
         eps: float = 0.0,
@@ -86,7 +95,7 @@ class GINE(GIN):
     ) -> None:
         self.edge_dim = edge_dim
         sizes = in_channels, hidden_channels, num_layers, out_channels
-        super().__init__(*sizes, dropout, eps=eps, train_eps=train_eps, **kwargs)
+        super().__init__(*sizes, dropout, act, act_first, eps=eps, train_eps=train_eps, **kwargs)
 
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
         """Return a `GINEConv`."""

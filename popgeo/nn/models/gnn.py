@@ -4,7 +4,7 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TypeAlias, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -67,19 +67,19 @@ class BatchIndex:
         return scatter(message, self.src, dim=0, dim_size=self.num_nodes, plan=plan)
 
 
+Activation: TypeAlias = str | Callable[[Tensor], Tensor]
+"""The name of a function of `torch.nn.functional`, or a function."""
+
+
 class StackChoices(TypedDict, total=False):
     """The keyword arguments that GCN, GIN, GINE and GraphSAGE pass to `GNN`.
 
     Attributes:
-        act: Activation, by its name in `torch.nn.functional` or as a function. Default: "relu".
-        act_first: Whether the activation comes before the norm. Default: False.
         norm: `"batch_norm"`, `"layer_norm"`, `"graph_norm"`, `"instance_norm"` or None. Default: None.
         jk: Jumping knowledge: `"last"`, `"cat"`, `"max"` or None. Default: None.
         readout: `"add"`, `"mean"` or `"max"` for one row per graph; None for one row per node. Default: None.
     """
 
-    act: str | Callable[[Tensor], Tensor]
-    act_first: bool
     norm: str | None
     jk: str | None
     readout: str | None
@@ -164,7 +164,7 @@ class GNN(nn.Module):
         num_layers: int,
         out_channels: int | None = None,
         dropout: float = 0.0,
-        act: str | Callable[[Tensor], Tensor] = "relu",
+        act: Activation = "relu",
         act_first: bool = False,
         norm: str | None = None,
         jk: str | None = None,
@@ -266,7 +266,7 @@ class GNN(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
 
-def make_activation(act: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def make_activation(act: Activation) -> Callable[[Tensor], Tensor]:
     """Return the function of this name in `torch.nn.functional`, or the function itself.
 
     Raises:

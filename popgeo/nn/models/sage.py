@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from popgeo.nn.models.gnn import GNN, BatchIndex, StackChoices
+from popgeo.nn.models.gnn import GNN, Activation, BatchIndex, StackChoices
 from popgeo.ops.refusals import check_choice
 
 
@@ -18,8 +18,10 @@ class GraphSAGE(GNN):
         num_layers: Convolutions.
         out_channels: Features of the result. Default: `hidden_channels`.
         dropout: Share of features zeroed after each hidden layer in training.
+        act: Activation, by its name in `torch.nn.functional` or as a function. Default: `"relu"`.
+        act_first: Whether the activation comes before the norm. Default: False.
         aggr: `"mean"`, `"sum"` or `"max"`; zero for a node without neighbors.
-        **kwargs: `act`, `act_first`, `norm`, `jk` and `readout`; see `GNN`.
+        **kwargs: `norm`, `jk` and `readout`; see `GNN`.
 
     Raises:
         ValueError: the aggregation is unknown.
@@ -38,13 +40,16 @@ class GraphSAGE(GNN):
         num_layers: int,
         out_channels: int | None = None,
         dropout: float = 0.0,
+        act: Activation = "relu",
+        act_first: bool = False,
         *,
         aggr: str = "mean",
         **kwargs: Unpack[StackChoices],
     ) -> None:
         check_choice("aggr", aggr, ("mean", "sum", "max"))
         self.aggr = aggr
-        super().__init__(in_channels, hidden_channels, num_layers, out_channels, dropout, **kwargs)
+        sizes = in_channels, hidden_channels, num_layers, out_channels
+        super().__init__(*sizes, dropout, act, act_first, **kwargs)
 
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
         """Return a `SAGEConv`."""

@@ -137,3 +137,12 @@ def test_edges_left_out_by_a_mask_never_reach_a_real_node(make_model):
         model(x, edge_index, edges_mask=edges_mask, nodes_mask=torch.ones(5, dtype=torch.bool))
     everything = {"edges_mask": torch.ones(5, dtype=torch.bool), "nodes_mask": torch.ones(5, dtype=torch.bool)}
     torch.testing.assert_close(model(x, edge_index, **everything), model(x, edge_index))
+
+
+@pytest.mark.parametrize(("model", "original"), [(GCN, pyg.GCN), (GIN, pyg.GIN), (GraphSAGE, pyg.GraphSAGE)])
+def test_arguments_by_position_mean_the_same_as_in_pyg(model, original):
+    arguments = (3, 8, 2, 4, 0.1, "elu", True)
+    ours, pygs = model(*arguments), original(*arguments)
+    assert (ours.dropout, ours.act_first) == (pygs.dropout.p, pygs.act_first)
+    x = torch.linspace(-2, 2, 5)
+    assert torch.equal(ours.act(x), pygs.act(x))
