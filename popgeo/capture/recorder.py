@@ -28,6 +28,12 @@ from popgeo.capture.schemas import (
 )
 from popgeo.replaced import replaced
 
+# The place of the weight among the arguments of a norm.
+_WEIGHT_OF_NORM = {
+    "aten::native_batch_norm": 1, "aten::_native_batch_norm_legit": 1, "aten::native_layer_norm": 2,
+    "aten::native_group_norm": 1,
+}  # fmt: skip
+
 
 class Recorder(TorchDispatchMode):
     """A mode that records each operation below autograd, so that forward, backward and updates have one form.
@@ -165,7 +171,12 @@ class Recorder(TorchDispatchMode):
     def _stand_in(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result on stand-ins; if they refuse the operands, compute a stand-in with the kernel."""
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            weight = _WEIGHT_OF_NORM.get(func._schema.name)
+            if weight is not None and args[weight] is not None:
+                # The kernels keep the statistics in the weight's type, unlike the stand-ins.
+                return result[0], *(one.to(args[weight].dtype) for one in result[1:])
+            return result
         # Torch's table lacks these operations.
         except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):
             return self._known(func, args, kwargs)

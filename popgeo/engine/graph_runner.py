@@ -14,22 +14,20 @@ from popgeo.capture.marks import empty_like, marks_of
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref
 from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import fold_constants, is_random
-from popgeo.engine.codegen import emit
-from popgeo.engine.fuse.bind_chain import prepare_chain
-from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN
+from popgeo.engine.fuse.edge_rows import EDGE_ORDER, order_call
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
-from popgeo.engine.fuse.prepared import PREPARED, PreparedCall, late_arguments
 from popgeo.engine.fuse.reassociate import reassociate
-from popgeo.engine.memory_plan import place_values, unplaced_bytes
+from popgeo.engine.memory_plan import place_values
 from popgeo.engine.optimizer.joined_memory import copier
-from popgeo.engine.products import TARGETS, prepare_product
+from popgeo.engine.program.program import Program
+from popgeo.engine.program.torch_call import OWN_CALLS, Call
 from popgeo.engine.weights_first import weights_first
 from popgeo.native import library
 
 
 class GraphRunner:
-    """A graph as one straight-line function on memory that is allocated once.
+    """A graph as a program on memory that is allocated once.
 
     Args:
         graph: The graph to run.
@@ -38,12 +36,14 @@ class GraphRunner:
         floating_point_exceptions: Whether to check each operation's result; operations are then not fused.
         weights_stay: Whether values that depend on weights alone are kept until a weight changes.
         joins: Whether operations may be fused, and then run in another order than the graph's.
+        follows_inputs: Whether an input may be read where the caller has it, instead of copied.
 
     Attributes:
         graph: The given graph, with constants computed.
         runs: The graph that runs: the given one with fused operations.
+        program: The calls that run.
         buffer_bytes: Memory that is allocated for values and inputs.
-        peak_bytes: `buffer_bytes`, and the most memory that torch allocates for other values during a run.
+        peak_bytes: `buffer_bytes`, and the most memory that torch allocates for results during a run.
     """
 
     _first: "GraphRunner | None" = None
@@ -57,6 +57,7 @@ class GraphRunner:
         floating_point_exceptions: bool = False,
         weights_stay: bool = False,
         joins: bool = True,
+        follows_inputs: bool = False,
     ) -> None:
         self.graph = fold_constants(graph)
         self.draws_random_numbers = any(is_random(op) for op in self.graph.ops)
@@ -73,8 +74,11 @@ class GraphRunner:
         # The check reads the operands after the operation, so no result may overwrite them.
         tensors, buffers = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
         self.buffer_bytes = sum(tensor.nbytes for tensor in (*buffers, *self._inputs))
-        self.peak_bytes = self.buffer_bytes + unplaced_bytes(self.runs, tensors)
-        self._run = emit(self.runs, tensors, _check if floating_point_exceptions else None)
+        check = _check if floating_point_exceptions else None
+        self.program = Program(self.runs, tensors, new if follows_inputs else (), check)
+        self._follows = self.program.follows or [False] * len(new)
+        self._outputs = [None if v is None else tensors[v] for v in self.runs.outputs]
+        self.peak_bytes = self.buffer_bytes + self.program.copied_bytes
 
     def run(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the graph's outputs for inputs in the graph's order; state is not among the inputs.
@@ -84,10 +88,17 @@ class GraphRunner:
         with torch._C._AutoDispatchBelowAutograd():  # skips the recording of gradients
             if self._first is not None and self._weights_changed():
                 self._first.run(())
-            for place, tensor in zip(self._inputs, inputs, strict=True):
-                if tensor is not None:
-                    place.copy_(tensor)
-            outputs = self._run()
+            for number, (place, tensor) in enumerate(zip(self._inputs, inputs, strict=True)):
+                if tensor is None:
+                    continue
+                if self._follows[number]:
+                    is_alike = type(tensor) is Tensor and tensor.is_contiguous() and not tensor.is_neg()
+                    self.program.move(number, (tensor if is_alike else place).data_ptr())
+                    if is_alike:
+                        continue
+                place.copy_(tensor)
+            self.program.run()
+            outputs = list(self._outputs)
             for position, place in self._copied.items():
                 made = outputs[position]
                 assert made is not None
@@ -112,7 +123,7 @@ class GraphRunner:
 
     def set_numbers(self, values: Sequence[float]) -> None:
         """Set the values of the graph's `Number` arguments, by slot, for later runs."""
-        self._run.__globals__.update(zip(map("n{}".format, range(len(values))), values, strict=True))
+        self.program.set_numbers(values)
 
     def _place_outputs(self, places: Mapping[int, Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
         """Add to `given` the places that operations can write outputs to; return the places that need a copy."""
@@ -146,41 +157,35 @@ def fuse(graph: OpGraph) -> OpGraph:
     return join_chains(graph)  # element-wise operations as chains
 
 
-def prepare_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
+def call_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Call:
     """Return a call that runs a loop."""
     count, carried, outside = op.args
     body = _Body(op.bodies[0], [*carried, *outside], tensors, own=len(carried))
+    places = [tensors[v] for v in op.makes()]
 
-    def run(known: Mapping[int, Tensor]) -> list[Any]:
-        made = body.run(known)
+    def run() -> None:
+        made = body.run()
         for _ in range(count - 1):
             made = body.again(made)
-        return made
+        _copy(made, places)
 
-    return _copy_results(op, tensors, run)
+    return run
 
 
-def prepare_cond(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
+def call_cond(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Call:
     """Return a call that runs one of two branches."""
     condition, *given = op.args
     bodies = [
         _Body(body, operands, tensors, own=sum(one.name.startswith("given.") for one in body.inputs))
         for body, operands in zip(op.bodies, given, strict=True)
     ]
-    return _copy_results(op, tensors, lambda known: bodies[0 if bool(known[condition.value]) else 1].run(known))
+    places = [tensors[v] for v in op.makes()]
+    return lambda: _copy(bodies[0 if bool(tensors[condition.value]) else 1].run(), places)
 
 
-def _copy_results(
-    op: Op, tensors: Mapping[int, Tensor], run: Callable[[Mapping[int, Tensor]], list[Any]]
-) -> PreparedCall:
-    """Return a call that runs `run` on the current values and copies the results to their places."""
-    places, (late, _) = [tensors[v] for v in op.makes()], late_arguments(op, tensors)
-
-    def call(*come: Tensor) -> None:
-        for place, tensor in zip(places, run({**tensors, **dict(zip(late, come, strict=True))}), strict=True):
-            place.copy_(tensor)
-
-    return call
+def _copy(made: Sequence[Tensor], places: Sequence[Tensor]) -> None:
+    for place, tensor in zip(places, made, strict=True):
+        place.copy_(tensor)
 
 
 class _Body:
@@ -190,23 +195,20 @@ class _Body:
     """
 
     def __init__(self, graph: OpGraph, operands: Sequence[Ref], tensors: Mapping[int, Tensor], own: int) -> None:
-        given = [ref.value for ref in operands]
-        read = [(one, v) for one, v in list(zip(graph.inputs, given, strict=True))[own:] if v in tensors]
-        self._runner = GraphRunner(graph, {one: tensors[v] for one, v in read})
+        given = [tensors[ref.value] for ref in operands]
+        self._runner = GraphRunner(graph, dict(list(zip(graph.inputs, given, strict=True))[own:]))
         self._own = given[:own]
-        self._rest = [v for v in given[own:] if v not in tensors]
 
-    def run(self, known: Mapping[int, Tensor]) -> list[Any]:
+    def run(self) -> list[Any]:
         """Return the body's results for its operands."""
-        return self._runner.run([known[v] for v in (*self._own, *self._rest)])
+        return self._runner.run(self._own)
 
     def again(self, made: Sequence[Tensor]) -> list[Any]:
         """Run the body on its own last results, and return the new results."""
-        return self._runner.run([*made, *(None for _ in self._rest)])
+        return self._runner.run(made)
 
 
-PREPARED |= {CHAIN: prepare_chain, EDGE_CHAIN: prepare_chain, FOR_LOOP: prepare_for_loop, COND: prepare_cond}
-PREPARED |= dict.fromkeys(TARGETS, prepare_product)
+OWN_CALLS |= {FOR_LOOP: call_for_loop, COND: call_cond, EDGE_ORDER: order_call}
 
 
 def _check(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor | None]) -> None:

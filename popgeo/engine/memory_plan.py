@@ -24,8 +24,7 @@ def place_values(
         overwrites_operands: Whether an operation may write its result over an operand that no later operation needs.
 
     Returns:
-        A tensor for each value with a fixed place, including the given ones, and the buffers that were allocated. Torch
-        allocates the remaining values at each run.
+        A tensor for each value, including the given ones, and the buffers that were allocated.
     """
     tensors = dict(given)
     places = {graph.values[v].storage: (tensor, byte_offset(graph.values[v])) for v, tensor in given.items()}
@@ -42,31 +41,14 @@ def place_values(
             if v is None or v in tensors or v in op.writes:
                 continue
             value = graph.values[v]
-            if value.storage not in places and out_variants.has_fixed_place(graph, op):
+            if value.storage not in places:
                 ending = owner.keys() & expires.get(index, ()) if overwrites_operands else set[int]()
                 reused = _reusable_operand(graph, op, value, ending, spans)
                 buffer = _take_buffer(spans[value.storage], free, buffers) if reused is None else owner.pop(reused)
                 owner[value.storage], places[value.storage] = buffer, (buffer, 0)
-            if value.storage in places:
-                tensors[v] = view_of(*places[value.storage], value)
+            tensors[v] = view_of(*places[value.storage], value)
         free += [owner[storage] for storage in expires.get(index, ()) if storage in owner]
     return tensors, buffers
-
-
-def unplaced_bytes(graph: OpGraph, tensors: Mapping[int, Tensor]) -> int:
-    """Return the peak memory of values without a fixed place during a run, in bytes."""
-    last, spans = graph.last_uses(), storage_spans(graph.values)
-    seen = {graph.values[v].storage for v in tensors}
-    ends: dict[int, int] = {}
-    now = peak = 0
-    for index, op in enumerate(graph.ops):
-        for storage in {graph.values[v].storage for v in op.makes()} - seen:
-            seen.add(storage)
-            now += spans[storage]
-            ends[last[storage]] = ends.get(last[storage], 0) + spans[storage]
-        peak = max(peak, now)
-        now -= ends.pop(index, 0)
-    return peak
 
 
 def _take_buffer(nbytes: int, free: list[Tensor], buffers: list[Tensor]) -> Tensor:

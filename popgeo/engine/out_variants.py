@@ -1,37 +1,29 @@
 """Finds for each operation the function of torch that runs it fastest, into given memory if torch can."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, overload
 from popgeo.capture.operations import Out, operation_of
 from popgeo.engine.fuse.chain import CHAIN
 from popgeo.engine.fuse.def_use import is_contiguous
-from popgeo.engine.fuse.prepared import PREPARED
 
 # Torch's functions take a number here, though the schemas of their `out` overloads do not.
 _SCALAR_AS_TENSOR = {"aten.mul.Scalar", "aten.div.Scalar", "aten.add.Scalar", "aten.sub.Scalar"}
 # One kernel writes it into given memory, although torch does not list that kernel for the CPU.
 _ALSO_INTO = {"aten::cat.out"}
-_NOT_CALLED = {Out.COPY: "{}.copy_({})", Out.ZEROS: "{}.fill_(0)", Out.ONES: "{}.fill_(1)", Out.NOTHING: ""}
-
-
-def has_fixed_place(graph: OpGraph, op: Op) -> bool:
-    """Return whether the operation writes its results into given memory."""
-    if op.target in PREPARED:
-        return True
-    if op.writes or graph.is_view(op):
-        return False
-    return copy_or_fill(op) is not None or into_place(graph, op) is not None
+_FILLED = {Out.ZEROS: 0, Out.ONES: 1}
 
 
 def is_elementwise(op: Op) -> bool:
     """Return whether each result element depends only on its operands' elements, so that it may overwrite one."""
-    if op.target in PREPARED:
-        return op.target == CHAIN  # a chain reads a block of elements before it writes the block
+    if op.target == CHAIN:
+        return True  # a chain reads a block of elements before it writes the block
     if into(op.target) is None:
         return False
     return op.target in _SCALAR_AS_TENSOR or _is_pointwise(op.target)
@@ -97,12 +89,18 @@ def into_place(graph: OpGraph, op: Op) -> tuple[Callable[..., Any], tuple[str, .
     return None if by_rows and not all(is_contiguous(graph.values[v]) for v in op.makes()) else found
 
 
-def copy_or_fill(op: Op) -> str | None:
-    """Return the source line of a copy or a fill, with braces for the result and the operand; None for others.
+def allocates(graph: OpGraph, op: Op) -> bool:
+    """Return whether torch can write the results of an operation only to new memory."""
+    is_simple = operation_of(op.target).out in (Out.COPY, Out.ZEROS, Out.ONES, Out.NOTHING)
+    return not is_simple and into_place(graph, op) is None
 
-    The line is empty if there is nothing to do.
-    """
-    return _NOT_CALLED.get(operation_of(op.target).out)
+
+def copy_or_fill(op: Op, tensors: Mapping[int, Tensor]) -> Callable[[], object] | None:
+    """Return the call of an operation that copies its operand or fills its result with a number; None for others."""
+    out = operation_of(op.target).out
+    if out in _FILLED:
+        return partial(tensors[op.makes()[0]].fill_, _FILLED[out])
+    return partial(tensors[op.makes()[0]].copy_, tensors[op.reads()[0]]) if out is Out.COPY else None
 
 
 def _arguments(schema: Any, without: list[Any]) -> list[tuple[str, str]]:

@@ -272,4 +272,4 @@ class StepRunner:
         places = dict(enumerate(gradients.values(), start=self._step.num_results))
         if self._backend is Backend.INDUCTOR:
             return InductorRunner(graph, state, places)
-        return GraphRunner(graph, state, places, checks, weights_stay=self.update is None)
+        return GraphRunner(graph, state, places, checks, weights_stay=self.update is None, follows_inputs=True)

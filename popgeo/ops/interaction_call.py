@@ -250,10 +250,17 @@ def fill_plan(
     native = library.packed("popgeo_interaction_plan")
     assert native is not None
     src, dst = as_int64(src), as_int64(dst)
-    pointers = map(library.address, (src, dst, r, plan, weights))
-    if native(_pack_plan(*pointers, src.shape[0], *sizes, r.dtype is torch.float64, cutoff)):
+    if native(pack_plan(src, dst, r, cutoff, sizes, plan, weights)):
         refuse_index("src", src, sizes[0])
         refuse_index("dst", dst, sizes[1])
+
+
+def pack_plan(
+    src: Tensor, dst: Tensor, r: Tensor, cutoff: float, sizes: Sequence[int], plan: Tensor, weights: Tensor
+) -> bytes:
+    """Pack the struct `InteractionPlanCall` of interaction_plan.cpp; the arguments are those of `fill_plan`."""
+    pointers = map(library.address, (src, dst, r, plan, weights))
+    return _pack_plan(*pointers, src.shape[0], *sizes, r.dtype is torch.float64, cutoff)
 
 
 def run(packed: bytes) -> None:

@@ -5,7 +5,7 @@ if that costs less than memory for all edges.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,6 @@ from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 from popgeo.capture.passes import drop_unused, new_storages, replace_values, with_ops
 from popgeo.engine.fuse.chain_steps import fits
 from popgeo.engine.fuse.def_use import DefUse, ref
-from popgeo.engine.fuse.prepared import PREPARED, PreparedCall
 from popgeo.ops.scatter_plan import sort_edges
 
 EDGE_ORDER = "popgeo.edge_order.default"
@@ -232,15 +231,12 @@ class EdgeOrders:
         return self._made[key]
 
 
-def _prepare_order(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall:
+def order_call(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Callable[[], None]:
+    """Return a call that sorts edges by row."""
     made, (index, num_rows) = tensors[op.makes()[0]], op.args
     head, rowptr, perm = made[:2].numpy(), made[2 : 3 + num_rows], made[3 + num_rows :]
 
-    def call(*late: Tensor) -> None:
-        (given,) = late or (tensors[index.value],)
-        head[:] = sort_edges(given, rowptr, perm), num_rows
+    def call() -> None:
+        head[:] = sort_edges(tensors[index.value], rowptr, perm), num_rows
 
     return call
-
-
-PREPARED[EDGE_ORDER] = _prepare_order

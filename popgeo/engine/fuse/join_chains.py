@@ -8,11 +8,11 @@ from popgeo.capture.op_graph import Number, Op, OpGraph, Ref
 from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import with_ops
 from popgeo.engine.fuse.block_program import fits_registers
-from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN
+from popgeo.engine.fuse.chain import CHAIN, EDGE_CHAIN, EXACT
 from popgeo.engine.fuse.chain_steps import fits
 from popgeo.engine.fuse.edge_rows import EdgeOrders, row_moves
 from popgeo.engine.fuse.open_chain import OpenChain, elements_of, summed_dimensions
-from popgeo.engine.out_variants import has_fixed_place
+from popgeo.engine.out_variants import allocates
 from popgeo.native import library
 
 # Open chains at one time; an open chain waits for operations that continue it, and keeps its operands alive.
@@ -137,10 +137,11 @@ class _Search:
 
 def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrders, ops: list[Op]) -> None:
     """Append a chain as one operation, or its operations if a chain is not faster."""
-    # A single operation gains from a chain only if torch cannot write its result into given memory.
+    # A single operation is a chain only if a chain gives torch's bits, or if torch cannot write into given memory.
     first, last = chain.ops[0], chain.ops[-1]
-    alone = first is last and (bool(first.writes) or has_fixed_place(graph, first))
-    if alone and chain.content.joins_at is None:
+    alone = first is last and (bool(first.writes) or not allocates(graph, first))
+    is_exact = all(step.code in EXACT for step in chain.content.steps)
+    if alone and not is_exact and chain.content.joins_at is None:
         ops += chain.ops
         return
     made = {table: orders.order(*table, first, ops) for table in sorted(chain.content.tables)}

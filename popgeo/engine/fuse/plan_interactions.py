@@ -1,7 +1,6 @@
-"""Gives interactions working memory, and packs the arguments of their kernels once for all runs."""
+"""Gives interactions working memory, and leaves out gradients that nothing reads."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,11 +9,10 @@ from torch import Tensor
 from popgeo.capture.op_graph import Op, OpGraph, Value, substitute
 from popgeo.capture.passes import drop_unused, new_storages, with_ops
 from popgeo.engine.fuse.def_use import DefUse, ref
-from popgeo.engine.fuse.prepared import PREPARED, Prepare, PreparedCall, late_arguments
 from popgeo.native import library
 from popgeo.ops import interaction_call
 from popgeo.ops.interaction_call import InteractionCall
-from popgeo.ops.interaction_ops import NUM_ARGUMENTS, pack_backward, pack_forward, pack_second, serves_second
+from popgeo.ops.interaction_ops import NUM_ARGUMENTS, serves_second
 
 FORWARD, BACKWARD, SECOND, PLAN = (f"popgeo.interaction{one}.default" for one in ("", "_backward", "_second", "_plan"))
 CFCONV = "popgeo.cfconv.default"
@@ -86,44 +84,3 @@ def _without_unread_gradients(uses: DefUse, op: Op) -> Op:
     kept = [v if v in uses.users or v in uses.returned else None for v in kept]
     wanted = [v is not None for v in kept]
     return dataclasses.replace(op, args=(*op.args[:-1], wanted), outputs=tuple(v for v in kept if v is not None))
-
-
-def _prepare_plan(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
-    if not interaction_call.is_served():
-        return None
-    plan, weights = (tensors[v] for v in op.makes())
-    late, _ = late_arguments(op, tensors)
-
-    def call(*operands: Tensor) -> None:
-        places = {**tensors, **dict(zip(late, operands, strict=True))} if late else tensors
-        src, dst, r, cutoff, *sizes = substitute(op.args, places.__getitem__)
-        interaction_call.fill_plan(src, dst, r, cutoff, sizes, plan, weights)
-
-    return call
-
-
-def _prepare(pack: Callable[..., bytes]) -> Prepare:
-    def prepare(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> PreparedCall | None:
-        results = [tensors[v] for v in op.makes()]
-        late, _ = late_arguments(op, tensors)
-        if not results or results[-1].dtype is not torch.uint8:  # `plan_interactions` gave it no working memory
-            return None
-
-        structures: dict[int, bytes] = {}
-
-        def call(*operands: Tensor) -> None:
-            num_threads = torch.get_num_threads()
-            if late or num_threads not in structures:  # late operands have new addresses at each run
-                known = {**tensors, **dict(zip(late, operands, strict=True))}
-                args = substitute(op.args, known.__getitem__)
-                interaction, rest = InteractionCall(*args[:NUM_ARGUMENTS]), args[NUM_ARGUMENTS:]
-                structures[num_threads] = pack(interaction, results, num_threads, *rest)
-            interaction_call.run(structures[num_threads])
-
-        return call
-
-    return prepare
-
-
-PREPARED[PLAN] = _prepare_plan
-PREPARED |= {FORWARD: _prepare(pack_forward), BACKWARD: _prepare(pack_backward), SECOND: _prepare(pack_second)}

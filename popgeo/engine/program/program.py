@@ -1,0 +1,114 @@
+"""The program of a graph: stretches of native calls, and calls of torch between them, on fixed memory."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.engine import out_variants
+from popgeo.engine.fuse.def_use import is_contiguous
+from popgeo.engine.program import lower_chain, lower_interactions, lower_products  # noqa: F401  they fill LOWERINGS
+from popgeo.engine.program.native_call import LOWERINGS, NativeCall
+from popgeo.engine.program.stretch import Stretch
+from popgeo.engine.program.torch_call import Call, torch_call
+from popgeo.native import library
+
+Check = Callable[[Op, list[Tensor], list[Tensor]], None]
+_Pair = tuple[Op, NativeCall | Call]
+
+
+class Program:
+    """The operations of a graph, lowered to calls on fixed memory.
+
+    Args:
+        graph: The graph to run.
+        tensors: The tensor of each value.
+        inputs: Values that native calls may read at another address in each run.
+        check: Function to call after each operation with the operation, its operands and its results. Default: none.
+        pauses: Whether an interrupt can stop the program between two native calls.
+
+    Attributes:
+        follows: For each of `inputs`, whether only native calls read it, so that `move` suffices and no copy is needed.
+        in_torch: The number of calls of torch by operation.
+        num_stretches: The number of stretches of native calls.
+        copied_bytes: The most bytes that torch allocates for the results of one call, before they are copied.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        tensors: Mapping[int, Tensor],
+        inputs: Sequence[int] = (),
+        check: Check | None = None,
+        pauses: bool = True,
+    ) -> None:
+        self._graph, self._tensors, self._pauses = graph, tensors, pauses
+        self._numbers: dict[int, float] = {}
+        self.copied_bytes = 0
+        pairs = [(op, call) for op in graph.ops if (call := self._lowered(op)) is not None]
+        natives = [call for _, call in pairs if isinstance(call, NativeCall)]
+        self._numbers_of_calls = [place for call in natives for place in call.numbers]
+        self.in_torch = Counter(op.target for op, call in pairs if not isinstance(call, NativeCall))
+        self.follows = [self._follows(v, pairs) for v in inputs]
+        self._sources = np.array([1, *(tensors[v].data_ptr() for v in inputs)], np.int64)
+        moving = [(i, v) for i, (v, follows) in enumerate(zip(inputs, self.follows, strict=True)) if follows]
+        self._spans = [(i, tensors[v].data_ptr(), tensors[v].nbytes) for i, v in moving]
+        self._calls: list[Call] = []
+        if check is None:
+            for is_native, some in groupby(pairs, lambda pair: isinstance(pair[1], NativeCall)):
+                self._calls += [self._stretch([*some])] if is_native else [call for _, call in some]  # type: ignore[list-item]
+        else:
+            for op, call in pairs:
+                self._calls.append(self._stretch([(op, call)]) if isinstance(call, NativeCall) else call)
+                self._calls.append(partial(check, op, self._tensors_of(op.reads()), self._tensors_of(op.makes())))
+        self.num_stretches = sum(isinstance(call, Stretch) for call in self._calls)
+
+    def run(self) -> None:
+        """Run the program once."""
+        self._sources[0] = torch.get_num_threads()
+        for call in self._calls:
+            call()
+
+    def move(self, number: int, address: int) -> None:
+        """Let later runs read one of `inputs` at another address, with the same layout."""
+        self._sources[1 + number] = address
+
+    def set_numbers(self, values: Sequence[float]) -> None:
+        """Set the values of the graph's `Number` arguments, by slot, for later runs."""
+        self._numbers.update(enumerate(values))
+        for array, index, slot in self._numbers_of_calls:
+            array[index] = values[slot]
+
+    def _lowered(self, op: Op) -> NativeCall | Call | None:
+        lower = LOWERINGS.get(op.target) if library.is_available() and not self._graph.is_view(op) else None
+        native = None if lower is None else lower(self._graph, op, self._tensors)
+        if native is not None:
+            return native
+        if not op.writes and not self._graph.is_view(op) and out_variants.allocates(self._graph, op):
+            made = sum(self._graph.values[v].nbytes for v in op.makes())
+            self.copied_bytes = max(self.copied_bytes, made)
+        return torch_call(self._graph, op, self._tensors, self._numbers)
+
+    def _follows(self, v: int, pairs: Sequence[_Pair]) -> bool:
+        graph, storage = self._graph, self._graph.values[v].storage
+        returned = {graph.values[w].storage for w in graph.outputs if w is not None}
+        touching = [call for op, call in pairs if storage in {graph.values[w].storage for w in (*op.reads(), *op.makes())}]
+        stays = storage not in returned | graph.mutated_storages() and is_contiguous(graph.values[v])
+        return stays and all(isinstance(call, NativeCall) for call in touching)
+
+    def _stretch(self, pairs: Sequence[tuple[Op, NativeCall]]) -> Stretch:
+        def decline(index: int) -> None:
+            """Let torch run an operation whose native call did not; it raises torch's error for invalid operands."""
+            call = torch_call(self._graph, pairs[index][0], self._tensors, self._numbers)
+            assert call is not None
+            call()
+
+        return Stretch([call for _, call in pairs], self._sources, self._spans, decline, self._pauses)
+
+    def _tensors_of(self, values: Sequence[int]) -> list[Tensor]:
+        return [self._tensors[v] for v in values]
