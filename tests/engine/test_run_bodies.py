@@ -10,7 +10,7 @@ from popgeo.capture.control_flow import COND, FOR_LOOP, cond, for_loop
 from popgeo.capture.held_state import module_state
 from popgeo.capture.op_graph import OpGraph, Role
 from popgeo.engine import graph_runner
-from popgeo.engine.graph_runner import GraphRunner, prepare_cond, prepare_for_loop
+from popgeo.engine.graph_runner import GraphRunner, call_cond, call_for_loop
 
 X, Y = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -62,42 +62,36 @@ def only_op(function, target: str) -> tuple[OpGraph, object]:
     return graph, op
 
 
-@pytest.mark.parametrize("late", [(), ("x",), ("y",), ("x", "y")])
-def test_operands_may_come_at_the_call_in_the_order_in_which_they_are_read(late: tuple[str, ...], monkeypatch):
+def test_what_a_body_only_reads_stays_where_it_is(monkeypatch):
     made = []
 
     def make(graph: OpGraph, state) -> GraphRunner:
-        made.append(sorted(state, key=str))
+        made.append(state)
         return GraphRunner(graph, state)
 
     graph, op = only_op(lambda x, y: for_loop(3, lambda a: a * y + a[0] @ y, [x])[0], FOR_LOOP)
     x, y = graph.inputs_of(Role.ARGUMENT).values()
-    named = {"x": (x, X), "y": (y, Y)}
-    place = torch.empty_like(X)
-    tensors = {v: tensor.clone() for name, (v, tensor) in named.items() if name not in late}
+    place, tensors = torch.empty_like(X), {x: X.clone(), y: Y.clone()}
     monkeypatch.setattr(graph_runner, "GraphRunner", make)
-    call = prepare_for_loop(graph, op, {**tensors, op.makes()[0]: place})
-    coming = [named["x" if v == x else "y"][1] for v in dict.fromkeys(op.reads()) if v not in tensors]
+    call = call_for_loop(graph, op, {**tensors, op.makes()[0]: place})
     for _ in range(2):
-        call(*coming)
+        call()
         expected = X
         for _ in range(3):
             expected = expected * Y + expected[0] @ Y
         torch.testing.assert_close(place, expected)
         place.zero_()
-    assert all(torch.equal(tensors[v], tensor) for v, tensor in named.values() if v in tensors)
-    assert len(made[0]) == (0 if "y" in late else 1)  # what the body only reads stays where it is
+    assert torch.equal(tensors[x], X)
+    assert [tensor is tensors[y] for tensor in made[0].values()] == [True]
 
 
 @pytest.mark.parametrize("holds", [True, False])
-@pytest.mark.parametrize("late", [False, True])
-def test_a_condition_may_come_at_the_call(holds: bool, late: bool):
+def test_the_condition_is_read_at_each_call(holds: bool):
     function = lambda x, y: cond(x.sum() > 0, lambda a: a * y, [x], lambda a, b: a - b, [y, x])[0]  # noqa: E731
     graph, op = only_op(function, COND)
     x, y = graph.inputs_of(Role.ARGUMENT).values()
-    condition = op.args[0].value
-    place, flag = torch.empty_like(X), torch.tensor(holds)
-    known = {x: X, y: Y} | ({} if late else {condition: flag})
-    call = prepare_cond(graph, op, {**known, op.makes()[0]: place})
-    call(*([flag] if late else []))
+    place, flag = torch.empty_like(X), torch.tensor(not holds)
+    call = call_cond(graph, op, {x: X, y: Y, op.args[0].value: flag, op.makes()[0]: place})
+    flag.fill_(holds)
+    call()
     assert torch.equal(place, X * Y if holds else Y - X)

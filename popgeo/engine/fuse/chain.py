@@ -20,9 +20,11 @@ OPERANDS = {name: count for count, names in _COMPUTED.items() for name in names.
 _MEMORY = ("fill", "load_float", "load_bool", "load_int64", "load_int32", "store_float", "store_bool")
 SUMS = ("sum_rows", "sum_columns", "sum_all")
 AT_ROWS = ("sum_at", "max_at", "min_at")
-EXACT = frozenset(
-    "copy neg abs sign not sqrt add sub mul div max min gt ge lt le eq ne and or where fill".split()
-)  # steps with results that are rounded as in torch
+# Steps whose results are rounded as in torch.
+EXACT = {
+    "copy", "neg", "abs", "sign", "not", "sqrt", "add", "sub", "mul", "div", "max", "min",
+    "gt", "ge", "lt", "le", "eq", "ne", "and", "or", "where", "fill",
+}  # fmt: skip
 JOINING = ("sum", *AT_ROWS)  # steps whose results have fewer elements
 CODES = {name: code for code, name in enumerate(OPERANDS)}
 CODES |= dict(zip((*_MEMORY, *SUMS, *AT_ROWS), range(100, 113), strict=True))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +27,7 @@ def lower_plan(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeC
     return NativeCall(function="popgeo_interaction_plan", words=_words(packed))
 
 
-def _lower(
-    pack: Callable[..., bytes], graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]
-) -> NativeCall | None:
+def _lower(pack: Callable[..., bytes], graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall | None:
     results = [tensors[v] for v in op.makes()]
     if not results or results[-1].dtype is not torch.uint8:  # `plan_interactions` gave it no working memory
         return None
@@ -48,6 +45,6 @@ def _words(packed: bytes) -> np.ndarray:
 
 
 LOWERINGS[PLAN] = lower_plan
-LOWERINGS |= {
-    FORWARD: partial(_lower, pack_forward), BACKWARD: partial(_lower, pack_backward), SECOND: partial(_lower, pack_second)
-}  # fmt: skip
+LOWERINGS[FORWARD] = partial(_lower, pack_forward)
+LOWERINGS[BACKWARD] = partial(_lower, pack_backward)
+LOWERINGS[SECOND] = partial(_lower, pack_second)

@@ -35,8 +35,8 @@ class NativeCall:
     held: Any = field(default=None, repr=False)
 
 
-# A function that lowers an operation to a native call. It takes the graph, the operation, and the tensor of each value; it
-# returns None if torch must run the operation.
+# A function that lowers an operation to a native call. It takes the graph, the operation, and the tensor of each
+# value; it returns None if torch must run the operation.
 Lower = Callable[[OpGraph, Op, Mapping[int, Tensor]], NativeCall | None]
 
 LOWERINGS: dict[str, Lower] = {}

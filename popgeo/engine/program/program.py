@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from popgeo.engine.program.torch_call import Call, torch_call
 from popgeo.native import library
 
 Check = Callable[[Op, list[Tensor], list[Tensor]], None]
-_Pair = tuple[Op, NativeCall | Call]
 
 
 class Program:
@@ -51,21 +49,24 @@ class Program:
         self._numbers: dict[int, float] = {}
         self.copied_bytes = 0
         pairs = [(op, call) for op in graph.ops if (call := self._lowered(op)) is not None]
-        natives = [call for _, call in pairs if isinstance(call, NativeCall)]
-        self._numbers_of_calls = [place for call in natives for place in call.numbers]
+        self._numbers_of_calls = [place for _, call in pairs if isinstance(call, NativeCall) for place in call.numbers]
         self.in_torch = Counter(op.target for op, call in pairs if not isinstance(call, NativeCall))
         self.follows = [self._follows(v, pairs) for v in inputs]
         self._sources = np.array([1, *(tensors[v].data_ptr() for v in inputs)], np.int64)
         moving = [(i, v) for i, (v, follows) in enumerate(zip(inputs, self.follows, strict=True)) if follows]
         self._spans = [(i, tensors[v].data_ptr(), tensors[v].nbytes) for i, v in moving]
         self._calls: list[Call] = []
-        if check is None:
-            for is_native, some in groupby(pairs, lambda pair: isinstance(pair[1], NativeCall)):
-                self._calls += [self._stretch([*some])] if is_native else [call for _, call in some]  # type: ignore[list-item]
-        else:
-            for op, call in pairs:
-                self._calls.append(self._stretch([(op, call)]) if isinstance(call, NativeCall) else call)
+        natives: list[tuple[Op, NativeCall]] = []
+        for op, call in pairs:
+            if isinstance(call, NativeCall):
+                natives.append((op, call))
+            else:
+                self._end_stretch(natives)
+                self._calls.append(call)
+            if check is not None:
+                self._end_stretch(natives)
                 self._calls.append(partial(check, op, self._tensors_of(op.reads()), self._tensors_of(op.makes())))
+        self._end_stretch(natives)
         self.num_stretches = sum(isinstance(call, Stretch) for call in self._calls)
 
     def run(self) -> None:
@@ -94,21 +95,27 @@ class Program:
             self.copied_bytes = max(self.copied_bytes, made)
         return torch_call(self._graph, op, self._tensors, self._numbers)
 
-    def _follows(self, v: int, pairs: Sequence[_Pair]) -> bool:
+    def _follows(self, v: int, pairs: Sequence[tuple[Op, NativeCall | Call]]) -> bool:
         graph, storage = self._graph, self._graph.values[v].storage
-        returned = {graph.values[w].storage for w in graph.outputs if w is not None}
-        touching = [call for op, call in pairs if storage in {graph.values[w].storage for w in (*op.reads(), *op.makes())}]
-        stays = storage not in returned | graph.mutated_storages() and is_contiguous(graph.values[v])
-        return stays and all(isinstance(call, NativeCall) for call in touching)
+        kept = {graph.values[w].storage for w in graph.outputs if w is not None} | graph.mutated_storages()
+        in_torch = [op for op, call in pairs if not isinstance(call, NativeCall)]
+        seen = {graph.values[w].storage for op in in_torch for w in (*op.reads(), *op.makes())}
+        return storage not in kept | seen and is_contiguous(graph.values[v])
 
-    def _stretch(self, pairs: Sequence[tuple[Op, NativeCall]]) -> Stretch:
+    def _end_stretch(self, pairs: list[tuple[Op, NativeCall]]) -> None:
+        """Append a stretch of the given native calls, if there are any, and clear them."""
+        ops = [op for op, _ in pairs]
+
         def decline(index: int) -> None:
             """Let torch run an operation whose native call did not; it raises torch's error for invalid operands."""
-            call = torch_call(self._graph, pairs[index][0], self._tensors, self._numbers)
+            call = torch_call(self._graph, ops[index], self._tensors, self._numbers)
             assert call is not None
             call()
 
-        return Stretch([call for _, call in pairs], self._sources, self._spans, decline, self._pauses)
+        if pairs:
+            calls = [call for _, call in pairs]
+            self._calls.append(Stretch(calls, self._sources, self._spans, decline, self._pauses))
+            pairs.clear()
 
     def _tensors_of(self, values: Sequence[int]) -> list[Tensor]:
         return [self._tensors[v] for v in values]

@@ -59,9 +59,7 @@ def _address_of(name: str) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]  # a function of ctypes
 
 
-def _moving_words(
-    calls: Sequence[NativeCall], spans: Sequence[tuple[int, int, int]]
-) -> Iterator[tuple[int, int, int]]:
+def _moving_words(calls: Sequence[NativeCall], spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
     """Yield the address of each word that follows a source, the number of the source, and the distance from it."""
     for call in calls:
         if call.num_threads is not None:

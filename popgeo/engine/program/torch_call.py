@@ -37,7 +37,7 @@ def torch_call(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor], numbers: M
             return None
         if (simple := out_variants.copy_or_fill(op, tensors)) is not None:
             return simple
-    into = None if op.writes else out_variants.into_place(graph, op)
+    into = None if op.writes or None in op.outputs else out_variants.into_place(graph, op)
     function, outs = into or (out_variants.plain(op.target), ())
     named = {**op.kwargs, **dict(zip(outs, map(Ref, made), strict=False))}
     changing: list[Number] = []

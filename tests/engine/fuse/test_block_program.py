@@ -1,7 +1,6 @@
 """Instructions of a handwritten chain, on any memory, give the same results as its steps one by one."""
 
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Input, Number, Op, OpGraph, Ref, Role, Value
-from popgeo.engine.fuse.bind_chain import prepare_chain
 from popgeo.engine.fuse.block_program import BLOCK, MAX_REGISTERS, BlockProgram, _extent, fits_registers
 from popgeo.engine.fuse.chain import CHAIN, CODES, Chain, ElementPlace, Kind, Source, Step
+from popgeo.engine.program.lower_chain import lower_chain
 from popgeo.native import library
 
 native = pytest.mark.skipif(not library.is_available(), reason="joined operations need the compiled library")
@@ -136,24 +135,19 @@ class Program:
         return found
 
 
-def run(program: Program, draw: random.Random) -> None:
-    """Run the chain on its memory; operands with one name may come late, with other strides than expected."""
+def run(program: Program) -> None:
+    """Run the chain on its memory."""
     chain, tensors = program.chain(), dict(enumerate(program.tensors))
-    names = Counter(tensor.data_ptr() for tensor in program.tensors)
-    late = [p.value for p in chain.operands if names[tensors[p.value].data_ptr()] == 1 and draw.random() < 0.3]
     results = tuple(place.value for _, place in chain.results)
-    numbers = [number for number in chain.numbers if isinstance(number, Number)]
-    op = Op(
-        target=CHAIN, args=(chain, [Ref(place.value) for place in chain.operands], numbers), outputs=results,
-        writes=tuple(v for v in results if v in late),
-    )  # fmt: skip
+    op = Op(target=CHAIN, args=(chain, [Ref(place.value) for place in chain.operands], []), outputs=results)
     inputs = {Input(Role.ARGUMENT, str(v)): v for v in tensors}
     graph = OpGraph(ops=(), values=tuple(program.values), inputs=inputs, outputs=())
-    call = prepare_chain(graph, op, {v: tensor for v, tensor in tensors.items() if v not in late})
-    for v in late:
-        if all(tensors[v].stride()):
-            program.tensors[v] = tensors[v].contiguous()
-    call(*(program.tensors[v] for v in late), *(program.given_numbers[number.slot] for number in numbers))
+    call = lower_chain(graph, op, tensors)
+    for array, index, slot in call.numbers:
+        array[index] = program.given_numbers[slot]
+    native = library.packed(call.function)
+    assert native is not None
+    native(call.words.tobytes())
 
 
 @native
@@ -170,7 +164,7 @@ def test_any_chain_gives_what_its_steps_give():
             program.results_of(len(program.steps) - 1, taken)
         assert fits_registers(program.chain(), program.values)
         expected = [result.clone() for result in program.expected()]
-        run(program, draw)
+        run(program)
         for (_, place), want in zip(program.results, expected, strict=True):
             assert torch.equal(program.tensors[place.value], want), f"seed {seed}: {program.chain().steps}"
 
