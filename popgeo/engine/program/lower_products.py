@@ -13,11 +13,9 @@ from popgeo.capture.op_graph import Op, OpGraph, Ref
 from popgeo.engine.program.native_call import LOWERINGS, NativeCall
 from popgeo.native import library
 
-# Outside these limits torch is faster.
 _LARGE = 1 << 18  # elements of a matrix; torch cuts larger ones into more and smaller blocks
-_SMALL = 512  # multiplications of a product
-_NARROW = 4  # columns; fewer leave most of a vector register empty
-_FEW = 16  # rows; for fewer, copying a transposed matrix takes too long
+_TURNED = 1 << 13  # elements of a transposed matrix that are copied for a few rows
+_FEW = 16  # rows; for more, a transposed matrix may be large
 _NUM_THREADS = 19  # of products.h: the word with the number of threads
 
 
@@ -46,15 +44,16 @@ def _is_served(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]
         strides: Strides of the same tensors.
     """
     (*_, num_rows, num_inner), (*_, num_columns) = shapes[-3:-1]
-    (*_, a_rows, a_inner), (*_, b_columns), (*_, out_columns) = strides[-3:]
+    (*_, a_rows, a_inner), (*_, b_columns), (*_, out_rows, out_columns) = strides[-3:]
     first = shapes[0] if len(shapes) == 4 else (num_columns,)  # the addend of addmm: a row, or a matrix
     adds_rows = first[-1:] == (num_columns,) and first[:-1] in ((), (1,), (num_rows,)) and strides[0][-1] == 1
+    is_begun, is_turned = len(shapes) == 4, num_inner > 1 and a_inner != 1
     return (
-        num_columns >= _NARROW
-        and num_rows * num_inner * num_columns >= _SMALL
-        and (len(shapes) == 3 or adds_rows)
-        and (num_inner == 1 or a_inner == 1 or num_rows == 1 or a_rows == 1)
-        and (b_columns == 1 or num_rows >= _FEW)
+        min(num_rows, num_inner, num_columns) > 0
+        and (not is_begun or adds_rows)
+        and (not is_turned or num_rows == 1 or a_rows == 1)
+        and (b_columns == 1 or num_rows >= _FEW or num_inner * num_columns <= _TURNED)
+        and (num_columns > 1 or not is_turned or (out_rows == 1 and not is_begun))
         and out_columns == 1
         and min(num_inner, num_rows) * num_columns <= _LARGE
     )

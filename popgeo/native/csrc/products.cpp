@@ -163,9 +163,68 @@ void begin_sums(const MatrixProduct& m, const T* first, T* out, int64_t begin, i
   }
 }
 
+// The sum of products of two rows of adjacent numbers, in sixteen partial sums on every processor.
+template <class T, int ROWS>
+void add_dots(const T* a, int64_t a_rows, const T* b, int64_t num_inner, T* out, int64_t out_rows) {
+  using V = typename Vector<T>::type;
+  constexpr int L = Vector<T>::lanes, PARTS = 16 / L;
+  V sums[ROWS][PARTS] = {};
+  int64_t p = 0;
+  for (; p + 16 <= num_inner; p += 16)
+#pragma GCC unroll 8
+    for (int v = 0; v < PARTS; ++v) {
+      const V with = load(b + p + v * L);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) sums[r][v] = fma(load(a + r * a_rows + p + v * L), with, sums[r][v]);
+    }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r) {
+    T lanes[16];
+    memcpy(lanes, sums[r], sizeof(lanes));
+    for (int64_t q = p; q < num_inner; ++q) lanes[q - p] = __builtin_fma(a[r * a_rows + q], b[q], lanes[q - p]);
+    for (int half = 8; half; half /= 2)
+      for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    out[r * out_rows] += lanes[0];
+  }
+}
+
+// Rows [begin, end) of a product with few columns, whose elements are sums of products of rows.
+template <class T>
+void rows_of_dots(const MatrixProduct& m, const T* a, const T* b, T* out, int64_t begin, int64_t end, T* panel) {
+  constexpr int64_t MOST = INNER * COLUMNS;
+  for (int64_t column = 0; column < m.num_columns; ++column, b += m.b_columns)
+    for (int64_t term = 0; term < m.num_inner; term += MOST) {
+      const int64_t num_inner = m.num_inner - term < MOST ? m.num_inner - term : MOST;
+      const T* with = b + term * m.b_inner;
+      if (m.b_inner != 1) {
+        for (int64_t p = 0; p < num_inner; ++p) panel[p] = with[p * m.b_inner];
+        with = panel;
+      }
+      int64_t row = begin;
+      for (; row + 4 <= end; row += 4)
+        add_dots<T, 4>(a + row * m.a_rows + term, m.a_rows, with, num_inner, out + row * m.out_rows + column, m.out_rows);
+      for (; row < end; ++row)
+        add_dots<T, 1>(a + row * m.a_rows + term, m.a_rows, with, num_inner, out + row * m.out_rows + column, m.out_rows);
+    }
+}
+
+constexpr int64_t FEW_COLUMNS = 4;  // fewer leave most of a vector register empty
+
+// A column times turned rows is a row times a matrix.
+inline MatrixProduct as_row(MatrixProduct m) {
+  if (m.num_columns != 1 || m.a_inner == 1 || m.out_rows != 1 || m.first) return m;
+  const MatrixProduct given = m;
+  m.a = given.b, m.a_rows = 1, m.a_inner = given.b_inner, m.a_matrix = given.b_matrix, m.num_rows = 1;
+  m.b = given.a, m.b_inner = given.a_inner, m.b_columns = given.a_rows, m.b_matrix = given.a_matrix;
+  m.num_columns = given.num_rows, m.out_rows = given.num_rows;
+  return m;
+}
+
 // Threads share blocks of rows, or matrices if a batch has at least as many matrices as threads.
 template <class T>
-void multiply_as(const MatrixProduct& m) {
+void multiply_as(const MatrixProduct& given) {
+  const MatrixProduct m = as_row(given);
+  const bool of_dots = m.a_inner == 1 && m.num_columns < FEW_COLUMNS;
   const uint64_t of_caller = denormals();
   const int64_t blocks = (m.num_rows + MOST_ROWS - 1) / MOST_ROWS;
   const bool is_parallel = m.num_threads > 1 && blocks * m.num_matrices * m.num_inner * m.num_columns >= PARALLEL_WORK;
@@ -188,7 +247,9 @@ void multiply_as(const MatrixProduct& m) {
       const T* first = m.first ? static_cast<const T*>(m.first) + matrix * m.first_matrix : nullptr;
       T* out = static_cast<T*>(m.out) + matrix * m.out_matrix;
       begin_sums(m, first, out, begin, end);
-      if (m.a_inner == 1)
+      if (of_dots)
+        rows_of_dots<T>(m, a, b, out, begin, end, panels);
+      else if (m.a_inner == 1)
         rows_of_product<T, false>(m, a, b, out, begin, end, panels);
       else
         rows_of_product<T, true>(m, a, b, out, begin, end, panels);
