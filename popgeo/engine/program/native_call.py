@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.native import library
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,8 +36,20 @@ class NativeCall:
     held: Any = field(default=None, repr=False)
 
 
-# A function that lowers an operation to a native call. It takes the graph, the operation, and the tensor of each value; it
-# returns None if torch must run the operation.
+def native_call(function: str, *words: Tensor | float | None, num_threads: int | None = None) -> NativeCall:
+    """Return a call of a C function with one word per argument: an address, a whole number, or the bits of a float."""
+    structure = np.array([_word(word) for word in words], np.int64)
+    return NativeCall(function=function, words=structure, num_threads=num_threads)
+
+
+def _word(word: Tensor | float | None) -> int:
+    if isinstance(word, float):
+        return int(np.float64(word).view(np.int64))
+    return library.address(word) if word is None or isinstance(word, Tensor) else int(word)
+
+
+# A function that lowers an operation to a native call. It takes the graph, the operation, and the tensor of each value;
+# it returns None if torch must run the operation.
 Lower = Callable[[OpGraph, Op, Mapping[int, Tensor]], NativeCall | None]
 
 LOWERINGS: dict[str, Lower] = {}
