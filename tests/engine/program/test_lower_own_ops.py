@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value, overload
+from popgeo.capture.op_graph import overload
 from popgeo.engine.fuse.edge_rows import EDGE_ORDER
 from popgeo.engine.program import lower_own_ops  # noqa: F401
-from popgeo.engine.program.native_call import LOWERINGS, NativeCall
 from popgeo.native import library
 from popgeo.ops.half_precision import HALVES
 from popgeo.ops.scatter_plan import ScatterPlan
+from tests.support.one_operation import bytes_of, lower, places_like, run
 
 pytestmark = pytest.mark.skipif(not library.is_available(), reason="native calls need the compiled library")
 FLOATS = torch.float32, torch.float64, *HALVES
 NUMBERS = *FLOATS, torch.int32, torch.int64
-SIZES = [(300, 40, 64), (0, 4, 3), (1, 1, 1), (7, 5, 1), (50, 90, 8), (3000, 40, 33)]  # edges, rows, channels
+SIZES = [(300, 40, 64), (0, 4, 3), (1, 1, 1), (7, 5, 1), (50, 90, 8), (1100, 40, 33)]  # edges, rows, channels
 
 
 @pytest.fixture(autouse=True, params=[1, 2])
@@ -29,57 +29,20 @@ def num_threads(request: pytest.FixtureRequest):
     torch.set_num_threads(before)
 
 
-def lowered(target: str, *arguments: Any) -> tuple[NativeCall | None, list[Tensor], list[Tensor]]:
-    """Return the native call of an operation, the tensors that it writes, and the operation's own results."""
-    results = overload(target)(*arguments)
-    expected = [results] if isinstance(results, Tensor) else [*results]
-    # Bytes of 0x7F, so that an element without a new value shows.
-    made = [torch.full((one.nbytes,), 0x7F, dtype=torch.uint8).view(one.dtype).view(one.shape) for one in expected]
-    return *lowered_into(made, target, *arguments), expected
-
-
-def lowered_into(made: list[Tensor], target: str, *arguments: Any) -> tuple[NativeCall | None, list[Tensor]]:
-    given = [one for one in arguments if isinstance(one, Tensor)]
-    numbers, tensors = iter(range(len(given))), [*given, *made]
-    args = tuple(Ref(next(numbers)) if isinstance(one, Tensor) else one for one in arguments)
-    values = tuple(
-        Value(
-            shape=tuple(one.shape), stride=one.stride(), offset=0, dtype=one.dtype, storage=v,
-            producer=0 if v >= len(given) else None,
-        )
-        for v, one in enumerate(tensors)
-    )  # fmt: skip
-    op = Op(target=target, args=args, outputs=tuple(range(len(given), len(tensors))))
-    inputs = {Input(Role.ARGUMENT, str(v)): v for v in range(len(given))}
-    graph = OpGraph(ops=(op,), values=values, inputs=inputs, outputs=op.outputs)
-    return LOWERINGS[target](graph, op, dict(enumerate(tensors))), made
-
-
-def run(call: NativeCall) -> int:
-    if call.num_threads is not None:
-        assert call.words[call.num_threads] == 1
-        call.words[call.num_threads] = torch.get_num_threads()
-    native = library.packed(call.function)
-    assert native is not None
-    return native(call.words.tobytes())
-
-
 def check(name: str, *arguments: Any) -> None:
     """Check that the native call writes the bits of the operation."""
-    call, made, expected = lowered(f"popgeo.{name}.default", *arguments)
+    results = overload(f"popgeo.{name}.default")(*arguments)
+    expected = [results] if isinstance(results, Tensor) else [*results]
+    made = places_like(expected)
+    call = lower(f"popgeo.{name}.default", arguments, made)
     assert call is not None
     assert run(call) == 0
-    assert [bytes_of(one) for one in made] == [bytes_of(one) for one in expected]
-
-
-def bytes_of(tensor: Tensor) -> bytes:
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    assert bytes_of(made) == bytes_of(expected)
 
 
 def fails(target: str, results: list[Tensor], *arguments: Any) -> None:
     """Check that the native call reports bad operands."""
-    target = target if target == EDGE_ORDER else f"popgeo.{target}.default"
-    call, _ = lowered_into(results, target, *arguments)
+    call = lower(target if target == EDGE_ORDER else f"popgeo.{target}.default", arguments, results)
     assert call is not None
     assert run(call) != 0
 
@@ -138,7 +101,8 @@ def test_plans_and_orders_have_the_bits_of_the_operations(is_sorted):
         index = index_of(num_edges, num_rows, is_sorted)
         check("plan", index, num_rows)
         order = torch.full((3 + num_rows + num_edges,), 9, dtype=torch.int32)
-        call, _ = lowered_into([order], EDGE_ORDER, index, num_rows)
+        call = lower(EDGE_ORDER, (index, num_rows), [order])
+        assert call is not None
         assert run(call) == 0
         plan = ScatterPlan.from_index(index, num_rows)
         edges = [9] * num_edges if plan.perm is None else plan.perm.tolist()  # unused if the index is sorted
@@ -203,10 +167,11 @@ def test_operands_that_the_kernels_do_not_read_are_left_to_torch():
         (src, index, rowptr[1:], perm, 0), (src, index, rowptr.long(), perm, 0), (src, index, rowptr, perm[1:], 0),
     ]  # fmt: skip
     for rows, by, *plan in sums:
-        assert lowered_into([rows.new_empty(3, 4)], "popgeo.scatter_sum.default", rows, by, 3, *plan)[0] is None
+        assert lower("popgeo.scatter_sum.default", (rows, by, 3, *plan), [rows.new_empty(3, 4)]) is None
     pointers = torch.tensor([0, 2, 6], dtype=torch.int32)
     for name, *arguments in (
         ("scatter_mul", src.half(), index, 3), ("gather", src, index.int()), ("segment_sum", src, pointers),
         ("shifted_softplus", src.double()),
     ):  # fmt: skip
-        assert lowered(f"popgeo.{name}.default", *arguments)[0] is None
+        target = f"popgeo.{name}.default"
+        assert lower(target, arguments, [overload(target)(*arguments)]) is None
