@@ -94,38 +94,26 @@ def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tenso
     if sum_on_device.serves(src):
         rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
         return sum_on_device.scatter_sum(src, index, num_rows, rowptr, perm)
-    out = sum_compiled(src, index, num_rows, rowptr, perm, num_tiles)
-    if out is not None:
-        return out
-    _check_memory(index)
-    try:
-        return reference.scatter_sum(src, index, num_rows)
-    except (IndexError, RuntimeError):
-        refuse_index("index", index, num_rows)
-        raise
-
-
-def sum_compiled(
-    src: Tensor, index: Tensor | None, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
-) -> Tensor | None:
-    """Compute the sum with the compiled kernel, from a plan or an index; return None if torch must compute it."""
     native = library.packed("popgeo_scatter_sum")
-    num_edges, channels = src.shape
-    by_edge = index is not None and src.dtype not in reference.HALVES
+    (num_edges, channels), num_threads, by_edge = src.shape, torch.get_num_threads(), src.dtype not in reference.HALVES
     if (
         native is None
         or not src.is_cpu
         or src.dtype not in NATIVE_DTYPES
-        or sum_to_torch(num_edges, num_rows, channels, num_threads=torch.get_num_threads(), by_edge=by_edge)
+        or sum_to_torch(num_edges, num_rows, channels, num_threads=num_threads, by_edge=by_edge)
     ):
-        return None
+        _check_memory(index)
+        try:
+            return reference.scatter_sum(src, index, num_rows)
+        except (IndexError, RuntimeError):
+            refuse_index("index", index, num_rows)
+            raise
     src = src.contiguous()
     out = src.new_empty(num_rows, channels)
-    if index is not None:
-        rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
-        index = as_int64(index)
+    rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
+    index = as_int64(index)
     pointers = map(library.address, (src, index, rowptr, perm, out))
-    sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
+    sizes = num_edges, num_rows, channels, num_tiles, num_threads
     if native(pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
         explain("index", index, num_rows, rowptr, perm)
     return out

@@ -21,8 +21,8 @@ from popgeo.ops.neighbor_candidates import both_real, first_and_size, squared_di
 from popgeo.ops.refusals import check_index, refuse_index
 from popgeo.ops.register_op import register
 
-_SERVED = (torch.float32, torch.float64)
-_pack = struct.Struct("=12qd").pack
+SERVED = (torch.float32, torch.float64)
+_pack = struct.Struct("=13qd").pack
 
 
 class SearchKind(IntEnum):
@@ -73,7 +73,7 @@ def near_nodes(form: SearchKind, slots: int, search: Search) -> tuple[Tensor, Te
     """
     pos = search.pos.detach()
     is_transformed = not is_compiling() and _functorch.peek_interpreter_stack() is not None
-    if is_transformed or not pos.is_cpu or pos.dtype not in _SERVED:
+    if is_transformed or not pos.is_cpu or pos.dtype not in SERVED:
         return _define(form, slots, pos, *tuple(search)[1:])
     return _NEAR_NODES(int(form), slots, pos, *tuple(search)[1:])
 
@@ -138,11 +138,10 @@ def _pairs(slots: int, search: Search) -> tuple[Tensor, Tensor]:
 def _search(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     search = Search(*arguments)
     native = library.packed("popgeo_near_nodes")
-    if native is None or not search.pos.is_cpu or search.pos.dtype not in _SERVED:
+    if native is None or not search.pos.is_cpu or search.pos.dtype not in SERVED:
         return _define(form, slots, *arguments)
     num_nodes = len(search.batch)
     check_index("batch", search.batch, num_nodes, search.pos)
-    refuse_index("batch", search.batch, search.num_graphs)
     fits = search.pos.dim() == 2 and len(search.pos) == num_nodes and slots >= 0 and form in list(SearchKind)
     is_wide = search.width > 0 or form == SearchKind.PAIRS or not num_nodes
     if not fits or not is_wide or max(search.width, search.num_graphs) >= 2**31:
@@ -151,8 +150,10 @@ def _search(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     others, near = _empty(form, slots, *arguments)
     pos, batch = library.as_read(search.pos), as_int64(search.batch)
     real = None if search.nodes_mask is None else search.nodes_mask.contiguous()
-    sizes = (*pos.shape, slots, search.width, form, pos.dtype is torch.float64, torch.get_num_threads())
-    if native(_pack(*map(library.address, (pos, batch, real, others, near)), *sizes, search.cutoff)):
+    sizes = *pos.shape, slots, search.width, search.num_graphs, form
+    pointers = map(library.address, (pos, batch, real, others, near))
+    if native(_pack(*pointers, *sizes, pos.dtype is torch.float64, torch.get_num_threads(), search.cutoff)):
+        refuse_index("batch", search.batch, search.num_graphs)
         raise MemoryError("popgeo could not allocate its working memory.")
     return others, near
 

@@ -1,5 +1,7 @@
 """Stochastic rounding: rounding up or down at random, so that many small changes of a float16 weight add up."""
 
+import struct
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from popgeo.ops.register_op import register
 from popgeo.random_numbers import keys_of, new_key
 
 _LOW = (1 << 32) - 1
+_pack = struct.Struct("6q").pack  # RoundCall
 
 
 def round_stochastic(x: Tensor, counter: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
@@ -62,14 +65,14 @@ def _round(x: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
     if x.is_meta:
         return _fake(x, counter, dtype)
     _check(x, counter, dtype)
-    first, second = _keys(int(counter))
-    native = library.function("popgeo_round_stochastic", "PPqIIqq")
+    native = library.packed("popgeo_round_stochastic")
     if native is None or x.device.type != "cpu":
-        return _round_with_torch(x, first, second, dtype)
-    x = library.as_read(x)
+        return _round_with_torch(x, *_keys(int(counter)), dtype)
+    x, counter = x.contiguous(), counter.cpu()
     out = torch.empty_like(x, dtype=dtype)
-    to_bfloat16 = int(dtype is torch.bfloat16)
-    native(library.address(x), out.data_ptr(), x.numel(), first, second, to_bfloat16, torch.get_num_threads())
+    pointers = map(library.address, (x, out, counter))
+    if native(_pack(*pointers, x.numel(), dtype is torch.bfloat16, torch.get_num_threads())):
+        raise MemoryError("popgeo could not allocate its working memory.")
     return out
 
 

@@ -1,5 +1,7 @@
 """ScatterPlan: the edges sorted by row, computed once per index and used by every layer."""
 
+import ctypes
+import struct
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,8 +16,8 @@ from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import check_ends, check_index, check_least, refuse_index, refuse_plan
 from popgeo.ops.register_op import register
 
-_SORTED, _UNSORTED = 1, 0  # results of popgeo_plan; all others mean an index out of range, or no memory
 _MAX_INT32 = 2**31 - 1
+_pack_plan = struct.Struct("6q").pack  # PlanCall
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -227,14 +229,14 @@ def sort_edges(index: Tensor, rowptr: Tensor, perm: Tensor) -> bool:
     Raises:
         ValueError: an index is out of range.
     """
-    native = library.function("popgeo_plan", "PqqPP", "q")
+    native = library.packed("popgeo_plan")
     assert native is not None
-    num_edges, num_rows = index.shape[0], rowptr.shape[0] - 1
-    status = native(library.address(index), num_edges, num_rows, rowptr.data_ptr(), perm.data_ptr())
-    if status not in (_SORTED, _UNSORTED):
+    num_rows, head = rowptr.shape[0] - 1, (ctypes.c_int32 * 2)()
+    pointers = library.address(index), rowptr.data_ptr(), perm.data_ptr(), ctypes.addressof(head)
+    if status := native(_pack_plan(*pointers, index.shape[0], num_rows)):
         refuse_index("index", index, num_rows)
         raise MemoryError(f"popgeo_plan failed with {status}")
-    return status == _SORTED
+    return bool(head[0])
 
 
 def _plan_in_torch(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:

@@ -3,6 +3,7 @@
 The first two also return the edge of each extreme. The gradients of products are correct at zeros.
 """
 
+import struct
 from functools import partial
 from typing import Any
 
@@ -16,13 +17,15 @@ from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tens
 from popgeo.ops.refusals import explain, refuse_index
 from popgeo.ops.register_op import register
 
+_pack_extremum = struct.Struct("13q").pack  # ExtremumCall
+
 
 def _extremum(src: Tensor, index: Tensor, num_rows: int, *plan: Any, largest: bool) -> tuple[Tensor, Tensor]:
     check_sum(src, index, num_rows)
     if src.dtype is torch.bool or src.is_complex():
         raise ValueError(f"src has dtype {src.dtype}, which has no largest entry. Call src.long() or src.abs().")
     rowptr, perm, num_tiles = filled(plan, NO_PLAN)
-    native = library.function("popgeo_scatter_extremum", "qqPPPPPPqqqqq", "q")
+    native = library.packed("popgeo_scatter_extremum")
     if native is None or src.device.type != "cpu" or src.dtype not in NATIVE_DTYPES:
         refuse_index("index", index, num_rows)
         return reference.scatter_extremum(src, index, num_rows, largest=largest)
@@ -33,7 +36,7 @@ def _extremum(src: Tensor, index: Tensor, num_rows: int, *plan: Any, largest: bo
     arg = index.new_empty(num_rows, channels)
     pointers = map(library.address, (src, index, rowptr, perm, out, arg))
     sizes = num_edges, num_rows, channels, num_tiles, torch.get_num_threads()
-    if native(int(largest), NATIVE_DTYPES[src.dtype], *pointers, *sizes):
+    if native(_pack_extremum(largest, NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
         explain("index", index, num_rows, rowptr, perm)
     return out, arg
 

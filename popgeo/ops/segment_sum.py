@@ -1,5 +1,6 @@
 """The ops popgeo::segment_sum and popgeo::gather_csr for CSR rows; each op is the derivative of the other."""
 
+import struct
 from typing import Any
 
 import torch
@@ -8,10 +9,12 @@ from torch.nn import functional as F
 
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
-from popgeo.ops.gather_scatter import sum_compiled
-from popgeo.ops.kernel_arguments import as_int64
+from popgeo.ops.gather_scatter import sum_to_torch
+from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64
 from popgeo.ops.refusals import require
 from popgeo.ops.register_op import register
+
+_pack = struct.Struct("8q").pack  # SegmentSumCall
 
 
 def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
@@ -71,24 +74,22 @@ def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
     if sum_on_device.serves(src):
         _require_pointers(indptr, num_edges)
         return sum_on_device.scatter_sum(src, indptr, num_rows, indptr, None)
-    rowptr = _rowptr(indptr, num_edges)
-    out = None if rowptr is None else sum_compiled(src, None, num_rows, rowptr, None, 0)
-    if out is not None:
-        return out
-    first, last = _check_pointers(indptr, num_edges)
-    return reference.scatter_sum(src[first:last], row_of_each_edge(indptr, num_edges)[first:last], num_rows)
-
-
-def _rowptr(indptr: Tensor, num_edges: int) -> Tensor | None:
-    """Return the pointers as int32, as in a plan, or None without the compiled library."""
-    native = library.function("popgeo_rowptr", "PqqP", "q")
-    if native is None or not indptr.is_cpu:
-        return None
-    indptr = as_int64(indptr)
-    rowptr = indptr.new_empty(indptr.shape, dtype=torch.int32)
-    if not native(library.address(indptr), num_edges, indptr.shape[0] - 1, rowptr.data_ptr()):
+    native, channels, num_threads = library.packed("popgeo_segment_sum"), src.shape[1], torch.get_num_threads()
+    if (
+        native is None
+        or not (src.is_cpu and indptr.is_cpu)
+        or src.dtype not in NATIVE_DTYPES
+        or sum_to_torch(num_edges, num_rows, channels, num_threads=num_threads, by_edge=False)
+    ):
+        first, last = _check_pointers(indptr, num_edges)
+        return reference.scatter_sum(src[first:last], row_of_each_edge(indptr, num_edges)[first:last], num_rows)
+    src, indptr = src.contiguous(), as_int64(indptr)
+    out = src.new_empty(num_rows, channels)
+    pointers = map(library.address, (src, indptr, out))
+    if native(_pack(NATIVE_DTYPES[src.dtype], *pointers, num_edges, num_rows, channels, num_threads)):
         _check_pointers(indptr, num_edges)
-    return rowptr
+        raise MemoryError("popgeo could not allocate its working memory.")
+    return out
 
 
 def _gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Shifted softplus, the activation in SchNet's filter networks, as one fused op."""
 
 import math
+import struct
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.register_op import register
 
 _LN2 = math.log(2.0)
+_pack = struct.Struct("4q").pack  # SoftplusCall
 
 
 def shifted_softplus(x: Tensor) -> Tensor:
@@ -34,24 +36,26 @@ def shifted_softplus(x: Tensor) -> Tensor:
 
 
 def _forward(x: Tensor) -> Tensor:
-    native = library.function("popgeo_shifted_softplus", "PPq")
+    native = library.packed("popgeo_shifted_softplus")
     if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
         return F.softplus(x.clamp(min=least_exponent(x.dtype))) - _LN2
-    x = library.as_read(x)
+    x = x.contiguous()
     out = torch.empty_like(x)
-    native(library.address(x), out.data_ptr(), x.numel())
+    if native(_pack(0, library.address(x), out.data_ptr(), x.numel())):
+        raise MemoryError("popgeo could not allocate its working memory.")
     return out
 
 
 def _backward(grad: Tensor, x: Tensor) -> Tensor:
     """Compute grad * sigmoid(x), and 0 if the sigmoid is below e^-60."""
     check_array("grad", grad, x.shape, x.dtype)
-    native = library.function("popgeo_shifted_softplus_backward", "PPPq")
+    native = library.packed("popgeo_shifted_softplus")
     if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
         return grad * sigmoid_or_zero(x)
-    grad, x = library.as_read(grad), library.as_read(x)
+    grad, x = grad.contiguous(), x.contiguous()
     out = torch.empty_like(x)
-    native(library.address(grad), library.address(x), out.data_ptr(), x.numel())
+    if native(_pack(library.address(grad), library.address(x), out.data_ptr(), x.numel())):
+        raise MemoryError("popgeo could not allocate its working memory.")
     return out
 
 

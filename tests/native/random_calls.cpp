@@ -61,10 +61,13 @@ struct Plan {
   Plan(Array& index, int64_t num_rows) {
     if (chance(40)) return;
     Array &starts = make(INT32, num_rows + 1), &order = make(INT32, index.count);
-    const int64_t kind = call<int64_t>("popgeo_plan", index.data(), index.count, num_rows, starts.data(), order.data());
-    add_bits(uint64_t(kind));
-    if (kind == 2) return;
-    rowptr = starts.data(), perm = kind == 1 ? nullptr : order.data(), num_tiles = one_of({0, 1, 3, 20});
+    int32_t head[2] = {};
+    const Packed packed = {address(index.data()), address(starts.data()), address(order.data()), address(head),
+                           index.count, num_rows};
+    const int64_t status = call<int64_t>("popgeo_plan", packed.data());
+    add_bits(uint64_t(status) << 1 | uint64_t(head[0]));
+    if (status) return;
+    rowptr = starts.data(), perm = head[0] ? nullptr : order.data(), num_tiles = one_of({0, 1, 3, 20});
     written.push_back(&starts);
     if (perm) written.push_back(&order);
   }
@@ -90,9 +93,10 @@ int64_t scatter_extremum() {
   Array &extremes = out(dtype, count), &winners = out(INT64, count);
   SAY("scatter_extremum dtype %d edges %d rows %d channels %d", int(dtype), int(e.num_edges), int(e.num_rows),
       int(e.channels));
-  return call<int64_t>("popgeo_scatter_extremum", largest, dtype, src.data(), e.dst.data(), plan.rowptr, plan.perm,
-                       extremes.data(), winners.data(), e.num_edges, e.num_rows, e.channels,
-                       plan.num_tiles, e.num_threads);
+  const Packed packed = {largest, dtype, address(src.data()), address(e.dst.data()), address(plan.rowptr),
+                         address(plan.perm), address(extremes.data()), address(winners.data()), e.num_edges, e.num_rows,
+                         e.channels, plan.num_tiles, e.num_threads};
+  return call<int64_t>("popgeo_scatter_extremum", packed.data());
 }
 
 int64_t cfconv(bool is_backward) {
@@ -117,8 +121,10 @@ int64_t shifted_softplus() {
   const int64_t count = one_of({0, 1, 5, 33, 1000, 200000});
   Array &x = values(FLOAT32, count, float(one_of({1, 30, 100})), true), &grad = values(FLOAT32, count);
   SAY("shifted_softplus %d", int(count));
-  call<void>("popgeo_shifted_softplus", x.data(), out(FLOAT32, count).data(), count);
-  call<void>("popgeo_shifted_softplus_backward", grad.data(), x.data(), out(FLOAT32, count).data(), count);
+  for (const void* above : {(const void*)nullptr, (const void*)grad.data()}) {
+    const Packed packed = {address(above), address(x.data()), address(out(FLOAT32, count).data()), count};
+    if (const int64_t status = call<int64_t>("popgeo_shifted_softplus", packed.data())) return status;
+  }
   return 0;
 }
 

@@ -85,10 +85,11 @@ def test_the_gradients_are_differentiated_for_whom_it_is_wanted(native, wanted: 
 def test_the_shortest_way_needs_no_dispatcher_and_tells_the_kernel_all(monkeypatch):
     """Check the structure CfconvCall of gather_scatter.cpp."""
     told: list[tuple[int, ...]] = []
+    plan = plan_of()
     monkeypatch.setattr(library, "packed", lambda name: lambda call: told.append(struct.unpack("14q", call)) or 0)
     monkeypatch.setattr(module, "_CFCONV", None)
     for dtype, number in ((torch.float32, 0), (torch.float64, 1)):
-        x, w, plan = X.to(dtype).requires_grad_(), W.to(dtype), plan_of()
+        x, w = X.to(dtype).requires_grad_(), W.to(dtype)
         with torch.no_grad():
             out = cfconv(x, w, SRC, DST, NUM_NODES, plan)
         order = plan.dst.rowptr.data_ptr(), plan.dst.perm.data_ptr()

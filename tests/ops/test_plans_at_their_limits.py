@@ -179,6 +179,6 @@ def test_a_plan_that_leaves_the_tiles_to_the_kernel_is_one_tile():
 
 
 def test_no_memory_is_told_as_such(monkeypatch):
-    monkeypatch.setattr(library, "function", lambda *_: lambda *_: 7)
+    monkeypatch.setattr(library, "packed", lambda _: lambda _: 7)
     with pytest.raises(MemoryError, match="popgeo_plan failed with 7"):
         ScatterPlan.from_index(INDEX, 3)

@@ -1,6 +1,7 @@
 """Segments of any shape against loops; pointers that begin late, end early, descend or exceed the entries."""
 
 import itertools
+import struct
 
 import pytest
 import torch
@@ -199,14 +200,10 @@ def test_under_capture_shapes_follow_from_the_arguments(native):
 def test_pointers_are_read_by_the_compiled_kernel(monkeypatch):
     if not library.is_available():
         pytest.skip(library.reason())
+    src, indptr = torch.arange(10.0).view(5, 2), torch.tensor([0, 9, 1, 9, 5, 9])[::2]
     with library.without_native():
-        assert segment_sum._rowptr(torch.tensor([0, 1]), 4) is None
-    told, find = [], library.function
-    monkeypatch.setattr(
-        library, "function", lambda *named: lambda *given: (told.append(given[1:3]), find(*named)(*given))[1]
-    )
-    made = segment_sum._rowptr(torch.tensor([0, 9, 1, 9, 5, 9])[::2], 5)
-    assert made.dtype is torch.int32
-    assert made.tolist() == [0, 1, 5]
-    assert told == [(5, 2)]  # entries and rows
-    assert segment_sum._rowptr(torch.tensor([0, 1], device="meta"), 4) is None
+        assert segment_sum_rows(src, indptr.contiguous()).tolist() == [[0, 1], [20, 24]]
+    told, find = [], library.packed
+    monkeypatch.setattr(library, "packed", lambda name: lambda call: (told.append(call), find(name)(call))[1])
+    assert segment_sum_rows(src, indptr).tolist() == [[0, 1], [20, 24]]
+    assert [struct.unpack("8q", call)[4:7] for call in told] == [(5, 2, 2)]  # entries, rows and channels

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.native import library
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,6 +25,7 @@ class NativeCall:
         tables: Further arrays of words with addresses, to which the structure points. int64
         num_threads: Index of the word with the number of threads; None if the function follows OpenMP's own number.
         numbers: Numbers that change from run to run: the array that holds a number, its index there, and its slot.
+        is_fixed: Whether the call reads inputs at the addresses of the given tensors alone.
         held: Other objects that must live as long as the call, such as arrays to which the structure points.
     """
 
@@ -32,7 +34,20 @@ class NativeCall:
     tables: Sequence[np.ndarray] = ()
     num_threads: int | None = None
     numbers: Sequence[tuple[np.ndarray, int, int]] = ()
+    is_fixed: bool = False
     held: Any = field(default=None, repr=False)
+
+
+def native_call(function: str, *words: Tensor | float | None, num_threads: int | None = None) -> NativeCall:
+    """Return a call of a C function with one word per argument: an address, a whole number, or the bits of a float."""
+    structure = np.array([_word(word) for word in words], np.int64)
+    return NativeCall(function=function, words=structure, num_threads=num_threads)
+
+
+def _word(word: Tensor | float | None) -> int:
+    if isinstance(word, float):
+        return int(np.float64(word).view(np.int64))
+    return library.address(word) if word is None or isinstance(word, Tensor) else int(word)
 
 
 # A function that lowers an operation to a native call. It takes the graph, the operation, and the tensor of each

@@ -11,7 +11,13 @@ from torch import Tensor
 from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.engine import out_variants
 from popgeo.engine.fuse.def_use import is_contiguous
-from popgeo.engine.program import lower_chain, lower_interactions, lower_products  # noqa: F401  they fill LOWERINGS
+from popgeo.engine.program import (  # noqa: F401  they fill LOWERINGS
+    lower_chain,
+    lower_interactions,
+    lower_own_ops,
+    lower_products,
+    lower_torch_ops,
+)
 from popgeo.engine.program.native_call import LOWERINGS, NativeCall
 from popgeo.engine.program.stretch import Stretch
 from popgeo.engine.program.torch_call import Call, torch_call
@@ -98,8 +104,8 @@ class Program:
     def _follows(self, v: int, pairs: Sequence[tuple[Op, NativeCall | Call]]) -> bool:
         graph, storage = self._graph, self._graph.values[v].storage
         kept = {graph.values[w].storage for w in graph.outputs if w is not None} | graph.mutated_storages()
-        in_torch = [op for op, call in pairs if not isinstance(call, NativeCall)]
-        seen = {graph.values[w].storage for op in in_torch for w in (*op.reads(), *op.makes())}
+        fixed = [op for op, call in pairs if not isinstance(call, NativeCall) or call.is_fixed]
+        seen = {graph.values[w].storage for op in fixed for w in (*op.reads(), *op.makes())}
         return storage not in kept | seen and is_contiguous(graph.values[v])
 
     def _end_stretch(self, pairs: list[tuple[Op, NativeCall]]) -> None:

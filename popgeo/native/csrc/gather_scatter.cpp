@@ -5,6 +5,7 @@
 
 #include "aligned.h"
 #include "kernels.h"
+#include "row_checks.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -49,14 +50,6 @@ inline const Kernels& kernels([[maybe_unused]] int64_t channels) {
   return POPGEO_ISA::kernels;
 }
 
-// If a number is outside [0, limit), the sign bit of the number, or of limit - 1 - number, is set. Compilers vectorize
-// sums of sign bits on every processor.
-inline bool all_below(const int64_t* values, int64_t count, int64_t limit) {
-  uint64_t outside = 0;
-  for (int64_t i = 0; i < count; ++i) outside |= uint64_t(values[i]) | (uint64_t(limit) - 1 - uint64_t(values[i]));
-  return int64_t(outside) >= 0;
-}
-
 // Checks that rowptr climbs within the edges and perm names only edges, so that kernels stay within their arrays. A
 // kernel that writes one row per edge also needs every edge to occur.
 inline bool is_safe(const Plan& plan, bool meets_all) {
@@ -71,7 +64,7 @@ inline bool is_safe(const Plan& plan, bool meets_all) {
   return int32_t(outside) >= 0 && (!meets_all || (rowptr[0] == 0 && last == num_edges));
 }
 
-enum Order : int64_t { UNSORTED = 0, SORTED = 1, OUTSIDE = 2, NO_ORDER = 3 };
+enum Order : int64_t { UNSORTED = 0, SORTED = 1, OUTSIDE = 2 };
 
 // Sorts the edges by row, by a stable counting sort. For a sorted index perm stays unchanged.
 inline Order sort(const int64_t* index, int64_t num_edges, int64_t num_rows, int32_t* rowptr, int32_t* perm) {
@@ -137,23 +130,6 @@ EXPORT int64_t popgeo_choose_isa(int64_t isa) {
   return popgeo::chosen_isa;
 }
 
-// Returns Order. For a sorted index perm stays unchanged.
-EXPORT int64_t popgeo_plan(const int64_t* index, int64_t num_edges, int64_t num_rows, int32_t* rowptr, int32_t* perm) {
-  Aligned aligned;
-  index = aligned(index, num_edges);
-  if (aligned.failed()) return popgeo::NO_ORDER;
-  return popgeo::sort(index, num_edges, num_rows, rowptr, perm);
-}
-
-// Converts pointers to those of a plan; returns whether they climb within the edges.
-EXPORT int64_t popgeo_rowptr(const int64_t* indptr, int64_t num_edges, int64_t num_rows, int32_t* rowptr) {
-  const auto at = [indptr](int64_t row) { return popgeo::number_at(indptr, row); };
-  bool climbs = at(0) >= 0 && at(num_rows) <= num_edges;
-  for (int64_t row = 0; row < num_rows; ++row) climbs &= at(row) <= at(row + 1);
-  for (int64_t row = 0; row <= num_rows; ++row) rowptr[row] = int32_t(at(row));
-  return climbs;
-}
-
 // The first row of each tile and the number of rows: num_tiles + 1 numbers.
 EXPORT void popgeo_tile_starts(const int32_t* rowptr, int64_t num_edges, int64_t num_rows, int64_t num_tiles,
                                int64_t* starts) {
@@ -161,9 +137,30 @@ EXPORT void popgeo_tile_starts(const int32_t* rowptr, int64_t num_edges, int64_t
   for (int64_t tile = 0; tile <= num_tiles; ++tile) starts[tile] = popgeo::tile_start(plan, tile, num_tiles);
 }
 
-// The functions with the most calls take their arguments as one structure, because ctypes takes longer to pass fourteen
-// arguments than a small kernel takes to run. Python packs each structure as numbers of 64 bits.
+// Functions that operations call take their arguments as one structure of 64-bit numbers: ctypes takes longer to pass
+// fourteen arguments than a small kernel takes to run, and a compiled step keeps the structure from run to run.
 static_assert(sizeof(void*) == 8, "pointers are packed as numbers of 64 bits");
+
+struct PlanCall {
+  const int64_t* index;
+  int32_t *rowptr, *perm;
+  int32_t* head;  // whether the index is sorted, so that perm is not filled, and the number of rows; null fills perm
+  int64_t num_edges, num_rows;
+};
+
+EXPORT int64_t popgeo_plan(const PlanCall* packed) {
+  const PlanCall call = *packed;
+  Aligned aligned;
+  const int64_t* index = aligned(call.index, call.num_edges);
+  if (aligned.failed()) return popgeo::NO_MEMORY;
+  const popgeo::Order order = popgeo::sort(index, call.num_edges, call.num_rows, call.rowptr, call.perm);
+  if (order == popgeo::OUTSIDE) return popgeo::BAD_INPUT;
+  if (call.head)
+    call.head[0] = order == popgeo::SORTED, call.head[1] = int32_t(call.num_rows);
+  else if (order == popgeo::SORTED)
+    for (int64_t e = 0; e < call.num_edges; ++e) call.perm[e] = int32_t(e);
+  return popgeo::OK;
+}
 
 struct SumCall {
   int64_t dtype;
@@ -214,6 +211,29 @@ EXPORT int64_t popgeo_scatter_sum(const SumCall* packed) {
   });
 }
 
+struct SegmentSumCall {
+  int64_t dtype;
+  const void* src;
+  const int64_t* indptr;
+  void* out;
+  int64_t num_edges, num_rows, channels, num_threads;
+};
+
+// Row i is the sum of the edges indptr[i] .. indptr[i + 1]).
+EXPORT int64_t popgeo_segment_sum(const SegmentSumCall* packed) {
+  const SegmentSumCall call = *packed;
+  if (!popgeo::climbs(call.indptr, call.num_rows, call.num_edges)) return popgeo::BAD_INPUT;
+  Aligned aligned;
+  const void* src = aligned(call.src, call.num_edges * call.channels, size_of(call.dtype));
+  auto* rowptr = static_cast<int32_t*>(malloc(sizeof(int32_t) * size_t(call.num_rows + 1)));
+  if (aligned.failed() || !rowptr) return free(rowptr), popgeo::NO_MEMORY;
+  for (int64_t row = 0; row <= call.num_rows; ++row) rowptr[row] = int32_t(popgeo::number_at(call.indptr, row));
+  const Plan plan{rowptr, nullptr, call.num_edges, call.num_rows, 0, call.num_threads};
+  popgeo::kernels(call.channels).sum(call.dtype, plan, src, call.out, call.channels);
+  free(rowptr);
+  return popgeo::OK;
+}
+
 // Computes products edge by edge, for all types but half precision.
 EXPORT int64_t popgeo_scatter_mul(const SumCall* packed) {
   SumCall call = *packed;
@@ -227,28 +247,38 @@ EXPORT int64_t popgeo_scatter_mul(const SumCall* packed) {
   return popgeo::OK;
 }
 
-EXPORT int64_t popgeo_scatter_extremum(int64_t largest, int64_t dtype, const void* src, const int64_t* index,
-                                       const int32_t* rowptr, const int32_t* perm, void* out, int64_t* arg,
-                                       int64_t num_edges, int64_t num_rows, int64_t channels, int64_t num_tiles,
-                                       int64_t num_threads) {
+struct ExtremumCall {
+  int64_t largest, dtype;
+  const void* src;
+  const int64_t* index;
+  const int32_t *rowptr, *perm;
+  void* out;
+  int64_t* arg;
+  int64_t num_edges, num_rows, channels, num_tiles, num_threads;
+};
+
+EXPORT int64_t popgeo_scatter_extremum(const ExtremumCall* packed) {
+  ExtremumCall call = *packed;
   Aligned aligned;
-  src = aligned(src, num_edges * channels, size_of(dtype));
-  index = aligned(index, num_edges);
-  rowptr = aligned(rowptr, num_rows + 1);
-  perm = aligned(perm, num_edges);
+  call.src = aligned(call.src, call.num_edges * call.channels, size_of(call.dtype));
+  call.index = aligned(call.index, call.num_edges);
+  call.rowptr = aligned(call.rowptr, call.num_rows + 1);
+  call.perm = aligned(call.perm, call.num_edges);
   if (aligned.failed()) return popgeo::NO_MEMORY;
-  const popgeo::Kernels& kernels = popgeo::kernels(channels);
-  const Plan plan{rowptr, perm, num_edges, num_rows, num_tiles, num_threads};
-  if (!index || !extremum_goes_by_edge(dtype, plan, channels))
-    return popgeo::with_plan(index, plan, [=, &kernels](const Plan& safe) {
-      kernels.extremum(largest != 0, dtype, safe, src, out, arg, channels);
+  const popgeo::Kernels& kernels = popgeo::kernels(call.channels);
+  const bool largest = call.largest != 0;
+  const Plan plan{call.rowptr, call.perm, call.num_edges, call.num_rows, call.num_tiles, call.num_threads};
+  if (!call.index || !extremum_goes_by_edge(call.dtype, plan, call.channels))
+    return popgeo::with_plan(call.index, plan, [&](const Plan& safe) {
+      kernels.extremum(largest, call.dtype, safe, call.src, call.out, call.arg, call.channels);
     });
-  if (!popgeo::all_below(index, num_edges, num_rows)) return popgeo::BAD_INPUT;
-  const int64_t size = num_rows * channels;
+  if (!popgeo::all_below(call.index, call.num_edges, call.num_rows)) return popgeo::BAD_INPUT;
+  const int64_t size = call.num_rows * call.channels;
   auto* from = static_cast<int32_t*>(malloc(sizeof(int32_t) * size_t(size + 1)));
   if (!from) return popgeo::NO_MEMORY;
-  kernels.extremum_by_edge(largest != 0, dtype, index, num_edges, num_rows, src, out, from, channels);
-  for (int64_t i = 0; i < size; ++i) arg[i] = from[i];
+  kernels.extremum_by_edge(largest, call.dtype, call.index, call.num_edges, call.num_rows, call.src, call.out, from,
+                           call.channels);
+  for (int64_t i = 0; i < size; ++i) call.arg[i] = from[i];
   free(from);
   return popgeo::OK;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "row_checks.h"
 
 #define POPGEO_API extern "C" __attribute__((visibility("default")))
 
@@ -25,7 +26,7 @@ struct Search {  // popgeo/ops/neighbor_search.py packs these fields in this ord
   const uint8_t* real;  // null: all nodes are real
   Int* others;          // [num_nodes, slots]; RADIUS: neighbors and centres [2, slots]
   uint8_t* near;        // [num_nodes, slots]; RADIUS: how many there are, one int64
-  Int num_nodes, num_dims, slots, width, form, is_double, num_threads;
+  Int num_nodes, num_dims, slots, width, num_graphs, form, is_double, num_threads;
   double cutoff;
 };
 
@@ -222,6 +223,7 @@ class Searcher {
 }  // namespace
 
 POPGEO_API int64_t popgeo_near_nodes(const Search* a) {
+  if (!popgeo::all_below(a->batch, a->num_nodes, a->num_graphs)) return popgeo::BAD_INPUT;
   try {
     if (a->is_double) Searcher<double>(*a).run();
     else Searcher<float>(*a).run();

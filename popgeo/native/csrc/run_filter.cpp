@@ -1,5 +1,6 @@
 // The C functions of the filter network's tail, by the newest instruction set that the processor has.
-#include <cstdint>
+#include "aligned.h"
+#include "kernels.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -23,22 +24,26 @@ POPGEO_DECLARE(v4)
 
 }  // namespace popgeo
 
-EXPORT void popgeo_shifted_softplus(const float* x, float* y, int64_t size) {
-#ifdef POPGEO_HAS_V4
-  if (popgeo::chosen_isa == 2) return popgeo::v4::shifted_softplus(x, y, size);
-#endif
-#ifdef POPGEO_HAS_V3
-  if (popgeo::chosen_isa >= 1) return popgeo::v3::shifted_softplus(x, y, size);
-#endif
-  popgeo::baseline::shifted_softplus(x, y, size);
-}
+struct SoftplusCall {
+  const float* grad;  // null: forward
+  const float* x;
+  float* out;
+  int64_t size;
+};
 
-EXPORT void popgeo_shifted_softplus_backward(const float* grad, const float* x, float* out, int64_t size) {
+#define POPGEO_RUN(isa)                                                                              \
+  (grad ? popgeo::isa::shifted_softplus_backward(grad, x, call->out, call->size)                     \
+        : popgeo::isa::shifted_softplus(x, call->out, call->size))
+
+EXPORT int64_t popgeo_shifted_softplus(const SoftplusCall* call) {
+  popgeo::Aligned aligned;
+  const float *grad = aligned(call->grad, call->size), *x = aligned(call->x, call->size);
+  if (aligned.failed()) return popgeo::NO_MEMORY;
 #ifdef POPGEO_HAS_V4
-  if (popgeo::chosen_isa == 2) return popgeo::v4::shifted_softplus_backward(grad, x, out, size);
+  if (popgeo::chosen_isa == 2) return POPGEO_RUN(v4), popgeo::OK;
 #endif
 #ifdef POPGEO_HAS_V3
-  if (popgeo::chosen_isa >= 1) return popgeo::v3::shifted_softplus_backward(grad, x, out, size);
+  if (popgeo::chosen_isa >= 1) return POPGEO_RUN(v3), popgeo::OK;
 #endif
-  popgeo::baseline::shifted_softplus_backward(grad, x, out, size);
+  return POPGEO_RUN(baseline), popgeo::OK;
 }

@@ -1,0 +1,210 @@
+"""Lowers popgeo's own operations on rows: gathers, scatters, convolutions, activations and searches for neighbors.
+
+Each native call is the C function that the operation's kernel in `popgeo/ops` calls, so results have the same bits.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from popgeo.capture.op_graph import Op, OpGraph, overload, substitute
+from popgeo.engine.program.native_call import LOWERINGS, NativeCall, native_call
+from popgeo.ops.half_precision import HALVES
+from popgeo.ops.kernel_arguments import FLOAT_DTYPES, NATIVE_DTYPES
+from popgeo.ops.neighbor_search import SERVED, SearchKind
+
+_MAX_INT32 = 2**31 - 1
+_Words = Callable[..., NativeCall | None]
+_Expected = tuple[Tensor | None, tuple[int, ...], torch.dtype]
+THREADS = 1  # stands for the number of threads until the program sets it
+
+
+def lowers(target: str) -> Callable[[_Words], _Words]:
+    """Return a decorator that enters a function in `LOWERINGS`.
+
+    The function gets the results, then the operation's arguments with the schema's defaults. It is called only if all
+    tensors are contiguous on the CPU, and returns None if the C function does not support them.
+    """
+
+    def enter(words: _Words) -> _Words:
+        def lower(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall | None:
+            schema = overload(op.target)._schema.arguments  # type: ignore[attr-defined]
+            defaults = [one.default_value for one in schema[len(op.args) :]]
+            results = [tensors[v] for v in op.makes()]
+            arguments = [*(substitute(one, tensors.__getitem__) for one in op.args), *defaults]
+            arrays = [one for one in (*results, *arguments) if isinstance(one, Tensor)]
+            if op.kwargs or None in op.outputs or not all(map(_is_plain, arrays)):
+                return None
+            return words(*results, *arguments)
+
+        LOWERINGS[target] = lower
+        return words
+
+    return enter
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
+
+
+def _fit(*expected: _Expected) -> bool:
+    """Check that tensors, or None, have a shape and a type."""
+    return all(one is None or (one.shape == shape and one.dtype is dtype) for one, shape, dtype in expected)
+
+
+def _plan_of(index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None) -> Sequence[_Expected]:
+    """Return the shapes and types of an index and its plan."""
+    shape = (index.numel(),)
+    return (index, shape, torch.int64), (rowptr, (num_rows + 1,), torch.int32), (perm, shape, torch.int32)
+
+
+@lowers("popgeo.gather.default")
+def _gather(out: Tensor, x: Tensor, index: Tensor, *_: Any) -> NativeCall | None:
+    num_edges, (num_rows, channels) = index.numel(), x.shape
+    if not _fit((index, (num_edges,), torch.int64), (out, (num_edges, channels), x.dtype)):
+        return None
+    sizes = num_edges, num_rows, channels * x.element_size()
+    return native_call("popgeo_gather", x, index, out, *sizes, THREADS, num_threads=6)
+
+
+@lowers("popgeo.gather_csr.default")
+def _gather_csr(out: Tensor, x: Tensor, indptr: Tensor, num_edges: int) -> NativeCall | None:
+    num_rows, channels = x.shape
+    if not _fit((indptr, (num_rows + 1,), torch.int64), (out, (num_edges, channels), x.dtype)):
+        return None
+    return native_call("popgeo_gather_csr", x, indptr, out, num_edges, num_rows, channels * x.element_size())
+
+
+def _sum_words(
+    out: Tensor, src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
+) -> list[Any] | None:
+    """Return the words of SumCall up to the number of threads."""
+    (num_edges, channels), dtype = src.shape, src.dtype
+    plan = _plan_of(index, num_rows, rowptr, perm)
+    shaped = (src, (index.numel(), channels), dtype), (out, (num_rows, channels), dtype)
+    if dtype not in NATIVE_DTYPES or not _fit(*plan, *shaped):
+        return None
+    perm = perm if rowptr is not None else None  # without a row pointer there is no plan
+    return [NATIVE_DTYPES[dtype], src, index, rowptr, perm, out, num_edges, num_rows, channels, num_tiles]
+
+
+@lowers("popgeo.scatter_sum.default")
+def _scatter_sum(*arguments: Any) -> NativeCall | None:
+    words = _sum_words(*arguments)
+    return None if words is None else native_call("popgeo_scatter_sum", *words, THREADS, num_threads=10)
+
+
+@lowers("popgeo.scatter_mul.default")
+def _scatter_mul(out: Tensor, src: Tensor, index: Tensor, num_rows: int, *_: Any) -> NativeCall | None:
+    words = _sum_words(out, src, index, num_rows, None, None, 0) if src.dtype not in HALVES else None
+    return None if words is None else native_call("popgeo_scatter_mul", *words, THREADS, num_threads=10)
+
+
+def _extremum(largest: bool) -> _Words:
+    def words_of(out: Tensor, arg: Tensor, *arguments: Any) -> NativeCall | None:
+        words = _sum_words(out, *arguments)
+        if words is None or not _fit((arg, tuple(out.shape), torch.int64)):
+            return None
+        sizes = *words[6:], THREADS
+        return native_call("popgeo_scatter_extremum", largest, *words[:6], arg, *sizes, num_threads=12)
+
+    return words_of
+
+
+lowers("popgeo.scatter_max.default")(_extremum(largest=True))
+lowers("popgeo.scatter_min.default")(_extremum(largest=False))
+
+
+@lowers("popgeo.segment_sum.default")
+def _segment_sum(out: Tensor, src: Tensor, indptr: Tensor) -> NativeCall | None:
+    (num_edges, channels), num_rows, dtype = src.shape, indptr.numel() - 1, src.dtype
+    fits = _fit((indptr, (num_rows + 1,), torch.int64), (out, (num_rows, channels), dtype))
+    if num_rows < 0 or dtype not in NATIVE_DTYPES or not fits:
+        return None
+    sizes = num_edges, num_rows, channels, THREADS
+    return native_call("popgeo_segment_sum", NATIVE_DTYPES[dtype], src, indptr, out, *sizes, num_threads=7)
+
+
+@lowers("popgeo.plan.default")
+def _plan(rowptr: Tensor, perm: Tensor, index: Tensor, num_rows: int) -> NativeCall | None:
+    num_edges = index.numel()
+    if max(num_edges, num_rows) >= _MAX_INT32 or not _fit(*_plan_of(index, num_rows, rowptr, perm)):
+        return None
+    return native_call("popgeo_plan", index, rowptr, perm, None, num_edges, num_rows)
+
+
+@lowers("popgeo.cfconv.default")
+def _cfconv(
+    out: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int,
+    rowptr: Tensor | None, perm: Tensor | None, _rowptr: Tensor | None, _perm: Tensor | None, num_tiles: int,
+) -> NativeCall | None:  # fmt: skip
+    (num_sources, channels), num_edges, dtype = x.shape, src.numel(), x.dtype
+    plan = (src, (num_edges,), torch.int64), *_plan_of(dst, num_nodes, rowptr, perm)
+    shaped = (w, (num_edges, channels), dtype), (out, (num_nodes, channels), dtype)
+    if dtype not in FLOAT_DTYPES or dst.numel() != num_edges or not _fit(*plan, *shaped):
+        return None
+    pointers = x, w, src, dst, rowptr, None if rowptr is None else perm, out
+    sizes = num_edges, num_sources, num_nodes, channels, num_tiles, THREADS
+    return native_call("popgeo_cfconv", FLOAT_DTYPES[dtype], *pointers, *sizes, num_threads=13)
+
+
+@lowers("popgeo.cfconv_backward.default")
+def _cfconv_backward(
+    grad_x: Tensor, grad_w: Tensor, grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor,
+    _rowptr: Tensor | None, _perm: Tensor | None, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int,
+) -> NativeCall | None:  # fmt: skip
+    (num_sources, channels), (num_edges,), num_nodes, dtype = x.shape, src.shape, grad.shape[0], x.dtype
+    plan = (dst, (num_edges,), torch.int64), *_plan_of(src, num_sources, rowptr, perm)
+    shaped = [(one, (num_edges, channels), dtype) for one in (w, grad_w)]
+    shaped += [(grad, (num_nodes, channels), dtype), (grad_x, (num_sources, channels), dtype)]
+    if dtype not in FLOAT_DTYPES or not _fit(*plan, *shaped):
+        return None
+    pointers = grad, x, w, src, dst, rowptr, None if rowptr is None else perm, grad_x, grad_w
+    sizes = num_edges, num_sources, num_nodes, channels, num_tiles, THREADS
+    return native_call("popgeo_cfconv_backward", FLOAT_DTYPES[dtype], *pointers, *sizes, num_threads=15)
+
+
+@lowers("popgeo.shifted_softplus.default")
+def _shifted_softplus(out: Tensor, x: Tensor) -> NativeCall | None:
+    if not _fit((x, tuple(out.shape), torch.float32), (out, tuple(out.shape), torch.float32)):
+        return None
+    return native_call("popgeo_shifted_softplus", None, x, out, x.numel())
+
+
+@lowers("popgeo.shifted_softplus_backward.default")
+def _shifted_softplus_backward(out: Tensor, grad: Tensor, x: Tensor) -> NativeCall | None:
+    if not _fit(*((one, tuple(out.shape), torch.float32) for one in (x, grad, out))):
+        return None
+    return native_call("popgeo_shifted_softplus", grad, x, out, x.numel())
+
+
+@lowers("popgeo.round_stochastic.default")
+def _round_stochastic(out: Tensor, x: Tensor, counter: Tensor, dtype: torch.dtype) -> NativeCall | None:
+    shape = tuple(x.shape)
+    is_one = counter.numel() == 1 and counter.dtype is torch.int64
+    if not is_one or dtype not in HALVES or not _fit((x, shape, torch.float32), (out, shape, dtype)):
+        return None
+    sizes = x.numel(), dtype is torch.bfloat16, THREADS
+    return native_call("popgeo_round_stochastic", x, out, counter, *sizes, num_threads=5)
+
+
+@lowers("popgeo.near_nodes.default")
+def _near_nodes(
+    others: Tensor, near: Tensor, form: int, slots: int, pos: Tensor, batch: Tensor,
+    cutoff: float, num_graphs: int, width: int, nodes_mask: Tensor | None,
+) -> NativeCall | None:  # fmt: skip
+    (num_nodes, num_dims), kind = pos.shape, SearchKind(form)
+    masks: list[_Expected] = [(batch, (num_nodes,), torch.int64), (nodes_mask, (num_nodes,), torch.bool)]
+    is_wide = width > 0 or kind is SearchKind.PAIRS or not num_nodes
+    if pos.dtype not in SERVED or slots < 0 or not is_wide or max(width, num_graphs) > _MAX_INT32 or not _fit(*masks):
+        return None
+    sizes = num_nodes, num_dims, slots, width, num_graphs, form, pos.dtype is torch.float64, THREADS, float(cutoff)
+    return native_call("popgeo_near_nodes", pos, batch, nodes_mask, others, near, *sizes, num_threads=12)
+
+
+@lowers("popgeo.identity_loss.default")
+def _identity_loss(out: Tensor, x: Tensor) -> NativeCall | None:
+    fits = _fit((out, tuple(x.shape), x.dtype))
+    return native_call("popgeo_copy", x, out, x.nbytes) if fits else None

@@ -1,0 +1,68 @@
+// The C functions that copy memory as it is: gathers of rows by an index or by pointers, after a check of the index, and
+// whole arrays.
+#include <cstring>
+
+#include "aligned.h"
+#include "kernels.h"
+#include "row_checks.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+constexpr int64_t PARALLEL_BYTES = 1 << 17;  // for fewer bytes a parallel region costs more than it saves
+
+struct GatherCall {
+  const char* x;
+  const int64_t* index;
+  char* out;
+  int64_t num_edges, num_rows, row_bytes, num_threads;
+};
+
+// Row e of the result is row index[e] of x.
+EXPORT int64_t popgeo_gather(const GatherCall* packed) {
+  const GatherCall call = *packed;
+  popgeo::Aligned aligned;
+  const int64_t* index = aligned(call.index, call.num_edges);
+  if (aligned.failed()) return popgeo::NO_MEMORY;
+  if (!popgeo::all_below(index, call.num_edges, call.num_rows)) return popgeo::BAD_INPUT;
+  const size_t bytes = size_t(call.row_bytes);
+  if (!bytes) return popgeo::OK;
+#ifdef _OPENMP
+  const bool parallel = call.num_threads > 1 && call.num_edges * call.row_bytes > PARALLEL_BYTES;
+#pragma omp parallel for schedule(static) num_threads(int(call.num_threads)) if (parallel)
+#endif
+  for (int64_t e = 0; e < call.num_edges; ++e) memcpy(call.out + size_t(e) * bytes, call.x + size_t(index[e]) * bytes, bytes);
+  return popgeo::OK;
+}
+
+struct GatherCsrCall {
+  const char* x;
+  const int64_t* indptr;
+  char* out;
+  int64_t num_edges, num_rows, row_bytes;
+};
+
+// Rows indptr[i] .. indptr[i + 1]) of the result are row i of x; those outside of all pointers are zero.
+EXPORT int64_t popgeo_gather_csr(const GatherCsrCall* packed) {
+  const GatherCsrCall call = *packed;
+  if (!popgeo::climbs(call.indptr, call.num_rows, call.num_edges)) return popgeo::BAD_INPUT;
+  const size_t bytes = size_t(call.row_bytes);
+  if (!bytes || !call.num_edges) return popgeo::OK;
+  const auto at = [&](int64_t row) { return popgeo::number_at(call.indptr, row); };
+  const int64_t first = at(0), last = at(call.num_rows);
+  memset(call.out, 0, size_t(first) * bytes);
+  for (int64_t row = 0; row < call.num_rows; ++row)
+    for (int64_t e = at(row); e < at(row + 1); ++e) memcpy(call.out + size_t(e) * bytes, call.x + size_t(row) * bytes, bytes);
+  memset(call.out + size_t(last) * bytes, 0, size_t(call.num_edges - last) * bytes);
+  return popgeo::OK;
+}
+
+struct CopyCall {
+  const void* from;
+  void* to;
+  int64_t num_bytes;
+};
+
+EXPORT int64_t popgeo_copy(const CopyCall* call) {
+  if (call->num_bytes) memcpy(call->to, call->from, size_t(call->num_bytes));
+  return popgeo::OK;
+}
