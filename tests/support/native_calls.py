@@ -1,71 +1,98 @@
-"""Graphs that run through native calls alone, for tests that compare them with torch bit by bit."""
+"""Operations that run through native calls, for tests that compare them with torch bit by bit."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from popgeo.capture.capture import bind, capture
-from popgeo.capture.op_graph import Op, OpGraph
-from popgeo.engine.memory_plan import byte_offset, storage_spans, view_of
+from popgeo.capture.marks import layout_of
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role, Value, overload
 from popgeo.engine.program import lower_copies, lower_elements, lower_rows, lower_sums  # noqa: F401  they register
 from popgeo.engine.program.native_call import LOWERINGS, NativeCall
 from popgeo.native import library
 
 
-def graph_of(function: Callable[..., Any], *inputs: Tensor) -> OpGraph:
-    """Return the graph of a function of these tensors."""
-    return capture(function, bind(function, *inputs)).graph
+class Single:
+    """A graph of one operation, with a tensor for each value.
+
+    Args:
+        target: The operation.
+        args: Its arguments; an operation in place changes the first one.
+        result: Where the result goes; by default new memory with torch's layout.
+        named: Keyword arguments.
+    """
+
+    def __init__(self, target: str, *args: Any, result: Tensor | None = None, **named: Any) -> None:
+        self.target, self.args, self.named = target, args, named
+        self.tensors: dict[int, Tensor] = {}
+        places, named_places = self._values(args), self._values(named)
+        self.in_place = bool(overload(target)._schema.is_mutable)
+        num_inputs = len(self.tensors)
+        if self.in_place:
+            self.result = args[0]
+        else:
+            self.result = self._new_result() if result is None else result
+            self.tensors[num_inputs] = self.result
+        made = 0 if self.in_place else num_inputs
+        writes = (0,) if self.in_place else ()
+        self.op = Op(target=target, args=places, kwargs=named_places, outputs=(made,), writes=writes)
+        values = tuple(
+            Value(**layout_of(x), storage=v, producer=0 if v == num_inputs else None) for v, x in self.tensors.items()
+        )
+        inputs = {Input(Role.ARGUMENT, str(v)): v for v in range(num_inputs)}
+        self.graph = OpGraph(ops=(self.op,), values=values, inputs=inputs, outputs=(made,))
+
+    def _values(self, given: Any) -> Any:
+        if isinstance(given, Tensor):
+            self.tensors[len(self.tensors)] = given
+            return Ref(len(self.tensors) - 1)
+        if isinstance(given, dict):
+            return {key: self._values(one) for key, one in given.items()}
+        return type(given)(map(self._values, given)) if isinstance(given, (list, tuple)) else given
+
+    def _new_result(self) -> Tensor:
+        theirs = self.torchs_result()
+        place = torch.empty_strided(theirs.shape, theirs.stride(), dtype=theirs.dtype)
+        place.untyped_storage().fill_(90)
+        return place
+
+    def torchs_result(self) -> Tensor:
+        """Return the result of torch; an operation in place changes a copy."""
+        args = (copy_of(self.args[0]), *self.args[1:]) if self.in_place else self.args
+        return overload(self.target)(*args, **self.named)
+
+    def call(self) -> NativeCall | None:
+        """Return the native call; None if torch runs the operation."""
+        lower = LOWERINGS.get(self.target)
+        return None if lower is None else lower(self.graph, self.op, self.tensors)
 
 
-def placed(graph: OpGraph, *inputs: Tensor) -> dict[int, Tensor]:
-    """Return a tensor in memory of its own for each value of a graph."""
-    tensors = dict(zip(graph.inputs.values(), inputs, strict=True)) | dict(graph.constants)
-    places = {graph.values[v].storage: (tensor, byte_offset(graph.values[v])) for v, tensor in tensors.items()}
-    for storage, size in storage_spans(graph.values).items():
-        places.setdefault(storage, (torch.full((size,), 90, dtype=torch.uint8), 0))
-    return {v: tensors.get(v, view_of(*places[x.storage], x)) for v, x in enumerate(graph.values)}
+def copy_of(x: Tensor) -> Tensor:
+    """Return a tensor with the same layout in other memory."""
+    memory = x.untyped_storage().clone()
+    return torch.empty(0, dtype=x.dtype).set_(memory, x.storage_offset(), x.shape, x.stride())
 
 
-def lowered(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall | None:
-    """Return the native call of an operation; None if torch runs it."""
-    lower = LOWERINGS.get(op.target)
-    return None if lower is None else lower(graph, op, tensors)
-
-
-def run(call: NativeCall) -> int:
+def run(call: NativeCall | None) -> int:
     """Run a native call and return its status."""
-    function = library.packed(call.function)
-    assert function is not None
+    function = None if call is None else library.packed(call.function)
+    assert function is not None and call is not None
     return function(call.words.tobytes())
 
 
-def calls_of(function: Callable[..., Any], *inputs: Tensor) -> list[NativeCall | None]:
-    """Return the native call of each operation of a function, except of views."""
-    graph = graph_of(function, *inputs)
-    tensors = placed(graph, *inputs)
-    return [lowered(graph, op, tensors) for op in graph.ops if not graph.is_view(op)]
+def has_torchs_bits(target: str, *args: Any, **named: Any) -> bool:
+    """Check that the native call of an operation gives the bits that torch gives."""
+    single = Single(target, *args, **named)
+    theirs = single.torchs_result()
+    call = single.call()
+    assert call is not None, f"{target} has no native call"
+    assert run(call) == 0
+    return same_bits(single.result, theirs)
 
 
-def has_torchs_bits(function: Callable[..., Tensor], *inputs: Tensor) -> bool:
-    """Check that native calls compute a function of tensors, and give the bits that torch gives."""
-    mine, theirs = map(_copy, inputs), map(_copy, inputs)
-    graph = graph_of(function, *inputs)
-    tensors = placed(graph, *mine)
-    for op in graph.ops:
-        if not graph.is_view(op):
-            call = lowered(graph, op, tensors)
-            assert call is not None, f"{op.target} has no native call"
-            assert run(call) == 0
-    (result,) = graph.outputs
-    assert result is not None
-    return same_bits(tensors[result], function(*theirs))
-
-
-def _copy(x: Tensor) -> Tensor:
-    """Return a tensor with the same layout in other memory."""
-    return torch.empty(0, dtype=x.dtype).set_(x.untyped_storage().clone(), x.storage_offset(), x.shape, x.stride())
+def is_left_to_torch(target: str, *args: Any, **named: Any) -> bool:
+    """Check that an operation has no native call."""
+    return Single(target, *args, **named).call() is None
 
 
 def same_bits(mine: Tensor, theirs: Tensor) -> bool:
@@ -74,6 +101,13 @@ def same_bits(mine: Tensor, theirs: Tensor) -> bool:
         return False
     if not mine.dtype.is_floating_point:
         return torch.equal(mine, theirs)
-    bits = torch.int32 if mine.itemsize == 4 else torch.int64
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[mine.itemsize]
     same = mine.contiguous().view(bits) == theirs.contiguous().view(bits)
     return bool((same | (mine.isnan() & theirs.isnan())).all())
+
+
+def layouts_of(x: Tensor) -> list[Tensor]:
+    """Return a tensor's elements in several layouts: contiguous, in reverse order of dimensions, with gaps, repeated."""
+    reverse = tuple(range(x.dim()))[::-1]
+    gaps = torch.stack([x, x], -1).repeat_interleave(2, 0)[::2, ..., 0]
+    return [x, x.permute(reverse).contiguous().permute(reverse), gaps, x[:1].clone().expand(x.shape)]

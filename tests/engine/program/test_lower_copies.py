@@ -2,65 +2,71 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.support.chains import native
-from tests.support.native_calls import calls_of, has_torchs_bits
+from tests.support.native_calls import has_torchs_bits, is_left_to_torch, layouts_of
 
 pytestmark = native
-ATEN = torch.ops.aten
 TYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
-MOVES = {
-    "clone": lambda x: x.clone(), "contiguous": lambda x: x.transpose(0, 2).contiguous(),
-    "cat": lambda x: torch.cat([x, x[:, :1], x], 1), "stack": lambda x: torch.stack([x, x.flip(0)], 2),
-    "flip": lambda x: x.flip(0, 2), "repeat": lambda x: x.repeat(2, 1, 3, 2), "pad": lambda x: torch.nn.functional.pad(x, (1, 2, -1, 0, 0, 1)),
-    "select_backward": lambda x: ATEN.select_backward(x[:, 1], [4, 3, 5], 1, -1),
-    "slice_backward": lambda x: ATEN.slice_backward(x[:, :2], [4, 5, 5], 1, 1, 5, 2),
-    "select_scatter": lambda x: torch.select_scatter(x, x[:, 0], 1, 2),
-    "slice_scatter": lambda x: torch.slice_scatter(x, x[:2], 0, 1, 3),
-    "copy_": lambda x: x.clone().copy_(x[:1]), "zero_": lambda x: x.clone().zero_(), "ones_like": torch.ones_like,
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MOVES)
-def test_moved_elements_have_torchs_bits(name):
-    for dtype in TYPES:
-        x = torch.arange(-7, 53).to(dtype)
-        for given in (x.view(4, 3, 5), x.view(5, 3, 4).permute(2, 1, 0), x.view(4, 15)[:, ::2][:, :5].unsqueeze(1).expand(4, 3, 5)):
-            assert has_torchs_bits(MOVES[name], given), dtype
+@pytest.mark.parametrize("dtype", TYPES)
+def test_moved_elements_have_torchs_bits(dtype):
+    for x in layouts_of(torch.arange(-7, 53).view(4, 3, 5).to(dtype)):
+        assert has_torchs_bits("aten.clone.default", x)
+        assert has_torchs_bits("aten.clone.default", x, memory_format=torch.contiguous_format)
+        assert has_torchs_bits("aten.cat.default", [x, x[:, :1], torch.empty(0, dtype=dtype), x], 1)
+        assert has_torchs_bits("aten.cat.default", [x, x.double()], -1)
+        assert has_torchs_bits("aten.stack.default", [x, x, x], 2)
+        assert has_torchs_bits("aten.flip.default", x, [0, -1])
+        assert has_torchs_bits("aten.repeat.default", x, [2, 1, 3, 2])
+        assert has_torchs_bits("aten.constant_pad_nd.default", x, [1, 2, -1, 0, 0, 1], 7)
+        assert has_torchs_bits("aten.select_backward.default", x, [4, 6, 3, 5], 1, -2)
+        assert has_torchs_bits("aten.slice_backward.default", x, [4, 7, 5], 1, 1, 2**63 - 1, 2)
+        assert has_torchs_bits("aten.select_scatter.default", x, x[:, 0], 1, 2)
+        assert has_torchs_bits("aten.slice_scatter.default", x, x[:2], 0, 1, 3)
+        assert has_torchs_bits("aten.copy_.default", x.clone(), x[:1, 0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint8, torch.int16, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.uint8, torch.int16, torch.complex64])
 def test_elements_of_any_type_are_moved(dtype):
-    x = torch.arange(24).to(dtype).view(4, 6)
-    for function in (torch.clone, lambda x: torch.cat([x, x]), lambda x: torch.stack([x, x], 1), lambda x: x.flip(1)):
-        assert all(call is not None for call in calls_of(function, x))
-    assert has_torchs_bits(lambda x: x.t().contiguous().view(torch.int16), x.view(torch.int16))
+    for x in layouts_of(torch.arange(24).view(4, 6).to(dtype)):
+        bits = {1: torch.uint8, 2: torch.int16, 8: torch.int64}[x.itemsize]
+        if dtype is not torch.complex64:
+            assert has_torchs_bits("aten.cat.default", [x, x])
+        assert not is_left_to_torch("aten.flip.default", x, [1])
+        assert has_torchs_bits("aten.clone.default", x.contiguous().view(bits).t())
 
 
 def test_types_are_converted_as_torch_does():
-    x = torch.tensor([float("nan"), float("inf"), -0.0, 0.4, -1.7, 3e9, 16777217.0, 1e-300], dtype=torch.float64)
+    x = torch.tensor([float("nan"), float("inf"), 3e9, -0.0, 0.4, -1.7, 16777217.0, 1e-300], dtype=torch.float64)
     for first in TYPES:
-        given = x.to(first) if first.is_floating_point else x[2:5].to(first)
         for second in TYPES:
-            whole = given if second.is_floating_point or second is torch.bool else given[2:5]
-            assert has_torchs_bits(lambda x, second=second: x.to(second).clone(), whole), (first, second)
-    large = torch.tensor([2**62 + 1, -(2**53) - 1, 2**31 + 5])
+            is_defined = first.is_floating_point and (second.is_floating_point or second is torch.bool)
+            for given in layouts_of((x if is_defined else x[3:]).to(first)):
+                assert has_torchs_bits("aten._to_copy.default", given, dtype=second), (first, second)
     for second in TYPES:
-        assert has_torchs_bits(lambda x, second=second: x.to(second).clone(), large)
+        assert has_torchs_bits("aten._to_copy.default", torch.tensor([2**62 + 1, -(2**53) - 1, 2**31 + 5]), dtype=second)
 
 
-def test_new_tensors_are_filled():
-    def function(x: Tensor) -> Tensor:
-        parts = [torch.zeros_like(x), torch.full_like(x, 0.1), x.new_ones(4), x.new_full((4,), -3)]
-        return torch.cat([*parts, torch.empty_like(x).fill_(7), torch.empty_like(x).fill_(x[1])])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_new_tensors_are_filled(dtype):
+    for x in layouts_of(torch.ones(3, 5, dtype=dtype)):
+        for name in ("zeros_like", "ones_like"):
+            assert has_torchs_bits(f"aten.{name}.default", x)
+        assert has_torchs_bits("aten.full_like.default", x, 3.7)
+        assert has_torchs_bits("aten.new_full.default", x, [4, 2], 1)
+    assert has_torchs_bits("aten.full.default", [2, 3], 0.1, dtype=dtype)
+    assert has_torchs_bits("aten.zeros.default", [2, 3], dtype=dtype)
+    for name, value in (("fill_.Scalar", 0.1), ("fill_.Tensor", torch.tensor(2.5))):
+        assert has_torchs_bits(f"aten.{name}", torch.ones(5, 4, dtype=dtype)[:, ::2], value)
+    assert has_torchs_bits("aten.zero_.default", torch.ones(5, 4, dtype=dtype).t())
 
-    assert has_torchs_bits(function, torch.rand(4))
-    assert has_torchs_bits(function, torch.rand(4, dtype=torch.float64))
 
-
-def test_a_copy_with_a_mark_or_of_sixteen_bytes_is_left_to_torch():
-    assert calls_of(lambda x: x.conj().clone(), torch.ones(2, dtype=torch.complex64)) in ([None], [None, None])
-    assert calls_of(torch.clone, torch.ones(2, dtype=torch.complex128)) == [None]
-    assert calls_of(lambda x: x.float(), torch.ones(2, dtype=torch.float16)) == [None]
-    assert calls_of(lambda x: x[1:].copy_(x[:-1]), torch.ones(5)) == [None]  # partly the same memory
+def test_a_copy_with_a_mark_or_between_rare_types_or_within_memory_is_left_to_torch():
+    x = torch.ones(6)
+    assert is_left_to_torch("aten.clone.default", torch.ones(2, dtype=torch.complex64).conj())
+    assert is_left_to_torch("aten.clone.default", torch.ones(2, dtype=torch.complex128))
+    assert is_left_to_torch("aten._to_copy.default", x.half(), dtype=torch.float32)
+    assert is_left_to_torch("aten.copy_.default", x[1:], x[:-1])
+    assert is_left_to_torch("aten.cat.default", [x[:3], x[3:]], result=x)
