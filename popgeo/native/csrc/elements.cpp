@@ -96,8 +96,9 @@ POPGEO_ELEMENT(Ge, x >= y);
 constexpr int64_t COPY = 0, FIRST_COMPARISON = 25, NUM_CODES = 31;
 
 // In the order of CODES in popgeo/engine/program/lower_elements.py.
-#define POPGEO_COMPARISONS(C) \
-  loop<Eq, C, uint8_t>, loop<Ne, C, uint8_t>, loop<Lt, C, uint8_t>, loop<Le, C, uint8_t>, loop<Gt, C, uint8_t>, loop<Ge, C, uint8_t>
+#define POPGEO_COMPARISONS(C)                                                                                     \
+  loop<Eq, C, uint8_t>, loop<Ne, C, uint8_t>, loop<Lt, C, uint8_t>, loop<Le, C, uint8_t>, loop<Gt, C, uint8_t>, \
+      loop<Ge, C, uint8_t>
 template <class C>
 struct OfFloats {
   static constexpr Loop table[NUM_CODES] = {
@@ -229,7 +230,7 @@ struct Worker {
     bool is_one = true;
     for (int d = 0; d < NUM_DIMS; ++d) is_one &= of.steps[d] == 0;
     if (of.type == op.type && is_row(of, block)) return from;
-    if (is_one && is_read[k]) return memory[k];
+    if (is_read[k]) return memory[k];
     is_read[k] = is_one;
     if (is_one) block = {1, blocks.steps[NUM_DIMS - 2] * blocks.steps[NUM_DIMS - 1], 0, 0, 0, 1};
     else block.row = of.steps[NUM_DIMS - 2], block.column = of.steps[NUM_DIMS - 1];
@@ -252,13 +253,16 @@ struct Worker {
     const int64_t to_row = op.out.steps[NUM_DIMS - 2], to_column = op.out.steps[NUM_DIMS - 1];
     if (op.code == COPY) {
       const Strided& of = op.operands[0];
-      return move(op.out.type, to, of.type, element(of, at), {block.rows, block.columns, of.steps[NUM_DIMS - 2], of.steps[NUM_DIMS - 1], to_row, to_column});
+      block.row = of.steps[NUM_DIMS - 2], block.column = of.steps[NUM_DIMS - 1];
+      block.to_row = to_row, block.to_column = to_column;
+      return move(op.out.type, to, of.type, element(of, at), block);
     }
     const void* operands[3] = {read(0, at, block)};
     for (int k = 1; k < 3; ++k) operands[k] = k < op.num_operands ? read(k, at, block) : operands[0];
     const bool is_direct = op.out.type == result_type && is_row(op.out, block);
-    compute(is_direct ? to : reinterpret_cast<char*>(memory[3]), operands[0], operands[1], operands[2], block.rows * block.columns);
-    if (!is_direct) move(op.out.type, to, result_type, memory[3], {block.rows, block.columns, block.columns, 1, to_row, to_column});
+    void* result = is_direct ? static_cast<void*>(to) : memory[3];
+    compute(result, operands[0], operands[1], operands[2], block.rows * block.columns);
+    if (!is_direct) move(op.out.type, to, result_type, result, {block.rows, block.columns, block.columns, 1, to_row, to_column});
   }
 };
 

@@ -23,7 +23,8 @@ struct RowMoves {
 
   int64_t number(int64_t i) const {
     const int64_t at = i * index_step;
-    const int64_t row = index_type == INT64 ? reinterpret_cast<const int64_t*>(index)[at] : reinterpret_cast<const int32_t*>(index)[at];
+    const int64_t row = index_type == INT64 ? reinterpret_cast<const int64_t*>(index)[at]
+                                            : reinterpret_cast<const int32_t*>(index)[at];
     return is_cyclic && row < 0 ? row + num_rows : row;
   }
 
@@ -83,8 +84,9 @@ EXPORT int64_t popgeo_row_moves(const popgeo::RowMoves* given) {
   using namespace popgeo;
   const RowMoves& moves = *given;
   if (!moves.fits()) return 1;
-  if (moves.first && moves.first != moves.to) memcpy(reinterpret_cast<void*>(moves.to), reinterpret_cast<void*>(moves.first), size_t(moves.first_bytes));
-  if (!moves.first) memset(reinterpret_cast<void*>(moves.to), 0, size_t(moves.first_bytes));
+  void *to = reinterpret_cast<void*>(moves.to), *first = reinterpret_cast<void*>(moves.first);
+  if (!first) memset(to, 0, size_t(moves.first_bytes));
+  if (first && first != to) memcpy(to, first, size_t(moves.first_bytes));
   if (moves.code != ADD) return copy_rows_of(moves), 0;
   switch (moves.type) {
     case FLOAT: return add_rows<float, float>(moves), 0;

@@ -227,12 +227,14 @@ void reduce(const Reduction& reduction, R first, bool has_first) {
       const T* numbers = reinterpret_cast<const T*>(from) + j * in[outer];
       R* result = reinterpret_cast<R*>(to) + j * out[outer];
       if (out[inner] == 0) {
-        *result = in[inner] == 1 ? reduced<F>(*result, numbers, sizes[inner]) : reduced<F>(*result, numbers, sizes[inner], in[inner]);
+        *result = in[inner] == 1 ? reduced<F>(*result, numbers, sizes[inner])
+                                 : reduced<F>(*result, numbers, sizes[inner], in[inner]);
       } else if (out[inner] == 1 && in[inner] == 1) {
         POPGEO_VECTORISE
         for (int64_t i = 0; i < sizes[inner]; ++i) result[i] = F::of(result[i], numbers[i]);
       } else {
-        for (int64_t i = 0; i < sizes[inner]; ++i) result[i * out[inner]] = F::of(result[i * out[inner]], numbers[i * in[inner]]);
+        for (int64_t i = 0; i < sizes[inner]; ++i)
+          result[i * out[inner]] = F::of(result[i * out[inner]], numbers[i * in[inner]]);
       }
     }
   });

@@ -46,7 +46,9 @@ def test_types_are_converted_as_torch_does():
             for given in layouts_of((x if is_defined else x[3:]).to(first)):
                 assert has_torchs_bits("aten._to_copy.default", given, dtype=second), (first, second)
     for second in TYPES:
-        assert has_torchs_bits("aten._to_copy.default", torch.tensor([2**62 + 1, -(2**53) - 1, 2**31 + 5]), dtype=second)
+        assert has_torchs_bits(
+            "aten._to_copy.default", torch.tensor([2**62 + 1, -(2**53) - 1, 2**31 + 5]), dtype=second
+        )
 
 
 @pytest.mark.parametrize("dtype", TYPES)

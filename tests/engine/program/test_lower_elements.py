@@ -48,7 +48,10 @@ def test_an_operation_of_one_tensor_has_torchs_bits(name):
 def test_an_operation_of_two_tensors_has_torchs_bits_for_all_types_layouts_and_broadcasts(name):
     for k, first in enumerate(TWO[name]):
         for second in TWO[name]:
-            x, y = layouts_of(numbers((5, 3, 67), first))[k % 3], layouts_of(numbers((5, 3, 67), second, 1))[(k + 1) % 4]
+            x, y = (
+                layouts_of(numbers((5, 3, 67), first))[k % 3],
+                layouts_of(numbers((5, 3, 67), second, 1))[(k + 1) % 4],
+            )
             for other in (y, y[:1, :, :1], y[2, 1, 3]):
                 assert has_torchs_bits(f"aten.{name}.Tensor", x, other), (first, second, other.shape)
         assert has_torchs_bits(f"aten.{name}.Scalar", numbers((70,), first), 2), first
@@ -83,8 +86,8 @@ def test_bounds_powers_and_selections(dtype):
         assert has_torchs_bits("aten.masked_fill.Scalar", x, mask, 2)
         assert has_torchs_bits("aten.masked_fill.Tensor", x, mask, y[0])
         if dtype.is_floating_point:
-            assert has_torchs_bits("aten.threshold.default", x, 0.3, -7.1)
-            assert has_torchs_bits("aten.threshold_backward.default", x, y.expand(5, 3, 67), 0.3)
+            assert has_torchs_bits("aten.threshold.default", x, 1, -7.1)
+            assert has_torchs_bits("aten.threshold_backward.default", y.expand(5, 3, 67), x, 1)
 
 
 def test_extremes_have_torchs_bits_and_nan_wins():

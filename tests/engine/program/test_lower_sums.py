@@ -35,6 +35,7 @@ def test_long_sums_pass_all_levels():
         assert has_torchs_bits("aten.sum.default", x)
         assert has_torchs_bits("aten.mean.default", x[::2])
         assert has_torchs_bits("aten.sum.dim_IntList", x.view(-1, 1).expand(-1, 3), [0])
+    assert has_torchs_bits("aten.sum.dim_IntList", torch.full((1,), 0.1).expand(3001, 7), [0])
     assert has_torchs_bits("aten.sum.dim_IntList", torch.randn(5000, 70), [0])
     assert has_torchs_bits("aten.sum.dim_IntList", torch.randn(70, 5000), [1])
 
