@@ -26,13 +26,13 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor
 
 ONE = {
     "neg.default": (*FLOATS, *INTEGERS), "abs.default": (*FLOATS, *INTEGERS), "sign.default": (*FLOATS, *INTEGERS),
-    "square.default": (*FLOATS, *INTEGERS), "relu.default": (*FLOATS, *INTEGERS), "bitwise_not.default": (*INTEGERS, torch.bool),
+    "square.default": (*FLOATS, *INTEGERS), "relu.default": (*FLOATS, *INTEGERS), "bitwise_not.default": TYPES[2:],
     "rsqrt.default": TYPES, "reciprocal.default": TYPES, "isnan.default": TYPES, "logical_not.default": TYPES,
     "neg_.default": FLOATS, "relu_.default": INTEGERS, "logical_not_.default": TYPES,
 }  # fmt: skip
 TWO = {
-    "add": TYPES, "sub": TYPES[:-1], "rsub": TYPES[:-1], "mul": TYPES, "div": TYPES, "eq": TYPES, "ne": TYPES, "lt": TYPES,
-    "le": TYPES, "gt": TYPES, "ge": TYPES, "bitwise_and": TYPES[2:], "bitwise_or": TYPES[2:], "bitwise_xor": TYPES[2:],
+    "add": TYPES, "sub": TYPES[:-1], "rsub": TYPES[:-1], "mul": TYPES, "div": TYPES,
+    "eq": TYPES, "ne": TYPES, "lt": TYPES, "le": TYPES, "gt": TYPES, "ge": TYPES, "bitwise_and": TYPES[2:], "bitwise_or": TYPES[2:], "bitwise_xor": TYPES[2:],
     "add_": FLOATS, "mul_": FLOATS, "sub_": INTEGERS, "le_": TYPES[:-1],
 }  # fmt: skip
 

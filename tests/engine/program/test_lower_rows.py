@@ -34,8 +34,11 @@ def test_rows_have_torchs_bits(name):
     table, rows = torch.randn(7, 3, 5) * 9, torch.randn(8, 3, 5) * 9
     for dtype in (torch.float32, torch.float64, torch.int64, torch.int32):
         for index in (INDEX, torch.stack([INDEX, INDEX], 1)[:, 0], INDEX.int(), INDEX[:0]):
-            if "scatter" in name and index.dtype is torch.int32 or "backward" in name and not dtype.is_floating_point:
-                continue  # torch refuses these
+            is_refused = ("scatter" in name and index.dtype is torch.int32) or (
+                "backward" in name and not dtype.is_floating_point
+            )
+            if is_refused:
+                continue
             given = arguments(name, table.to(dtype), index, rows[: len(index)].to(dtype))
             assert has_torchs_bits(f"aten.{name}", *given), (dtype, index)
 
