@@ -75,8 +75,9 @@ def copy_of(x: Tensor) -> Tensor:
 
 def run(call: NativeCall | None) -> int:
     """Run a native call and return its status."""
-    function = None if call is None else library.packed(call.function)
-    assert function is not None and call is not None
+    assert call is not None
+    function = library.packed(call.function)
+    assert function is not None
     return function(call.words.tobytes())
 
 

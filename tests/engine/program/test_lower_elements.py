@@ -31,9 +31,9 @@ ONE = {
     "neg_.default": FLOATS, "relu_.default": INTEGERS, "logical_not_.default": TYPES,
 }  # fmt: skip
 TWO = {
-    "add": TYPES, "sub": TYPES[:-1], "rsub": TYPES[:-1], "mul": TYPES, "div": TYPES,
-    "eq": TYPES, "ne": TYPES, "lt": TYPES, "le": TYPES, "gt": TYPES, "ge": TYPES, "bitwise_and": TYPES[2:], "bitwise_or": TYPES[2:], "bitwise_xor": TYPES[2:],
-    "add_": FLOATS, "mul_": FLOATS, "sub_": INTEGERS, "le_": TYPES[:-1],
+    "add": TYPES, "sub": TYPES[:-1], "rsub": TYPES[:-1], "mul": TYPES, "div": TYPES, "eq": TYPES, "ne": TYPES,
+    "lt": TYPES, "le": TYPES, "gt": TYPES, "ge": TYPES, "bitwise_and": TYPES[2:], "bitwise_or": TYPES[2:],
+    "bitwise_xor": TYPES[2:], "add_": FLOATS, "mul_": FLOATS, "sub_": INTEGERS, "le_": TYPES[:-1],
 }  # fmt: skip
 
 
