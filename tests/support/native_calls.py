@@ -108,7 +108,7 @@ def same_bits(mine: Tensor, theirs: Tensor) -> bool:
 
 
 def layouts_of(x: Tensor) -> list[Tensor]:
-    """Return a tensor's elements in several layouts: contiguous, in reverse order of dimensions, with gaps, repeated."""
+    """Return a tensor's elements in several layouts: contiguous, in reverse order, with gaps, repeated."""
     reverse = tuple(range(x.dim()))[::-1]
     gaps = torch.stack([x, x], -1).repeat_interleave(2, 0)[::2, ..., 0]
     return [x, x.permute(reverse).contiguous().permute(reverse), gaps, x[:1].clone().expand(x.shape)]
