@@ -53,17 +53,11 @@ def returns_list(target: str) -> bool:
 
 
 @functools.cache
-def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-    """Return the function that writes into given tensors, and the names of its output arguments; None without one."""
+def into_overload(target: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return the overload that writes into given tensors, and the names of its output arguments; None without one."""
     namespace, name, _ = target.split(".")
-    if namespace != "aten":
+    if namespace != "aten" or operation_of(target).out is Out.RESIZES:
         return None
-    out = operation_of(target).out
-    if out is Out.RESIZES:
-        return None
-    own: Any = getattr(torch._C._VariableFunctions, name, None)  # other code may have replaced the name in `torch`
-    if target in _SCALAR_AS_TENSOR:
-        return own, ("out",)
     functional = overload(target)._schema  # type: ignore[attr-defined]
     packet = getattr(torch.ops.aten, name)
     for other in packet.overloads():
@@ -71,12 +65,24 @@ def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
         outs = [arg for arg in schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
         if not outs or not all(arg.kwarg_only for arg in outs) or len(outs) != len(functional.returns):
             continue
-        if _arguments(schema, outs) != _arguments(functional, []) or not _is_real(f"aten::{name}.{other}"):
-            continue
-        names = tuple(arg.name for arg in outs)
-        is_bound = out is Out.BINDING and names == ("out",)
-        return own if is_bound else getattr(packet, other)._op, names
+        if _arguments(schema, outs) == _arguments(functional, []) and _is_real(f"aten::{name}.{other}"):
+            return other, tuple(arg.name for arg in outs)
     return None
+
+
+@functools.cache
+def into(target: str) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
+    """Return the function that writes into given tensors, and the names of its output arguments; None without one."""
+    _, name, _ = target.split(".")
+    own: Any = getattr(torch._C._VariableFunctions, name, None)  # other code may have replaced the name in `torch`
+    if target in _SCALAR_AS_TENSOR:
+        return own, ("out",)
+    found = into_overload(target)
+    if found is None:
+        return None
+    other, names = found
+    is_bound = operation_of(target).out is Out.BINDING and names == ("out",)
+    return own if is_bound else getattr(getattr(torch.ops.aten, name), other)._op, names
 
 
 def into_place(graph: OpGraph, op: Op) -> tuple[Callable[..., Any], tuple[str, ...]] | None:

@@ -22,7 +22,7 @@ SUMS = ("sum_rows", "sum_columns", "sum_all")
 AT_ROWS = ("sum_at", "max_at", "min_at")
 # Steps whose results are rounded as in torch.
 EXACT = {
-    "copy", "neg", "abs", "sign", "not", "sqrt", "rsqrt", "reciprocal", "add", "sub", "mul", "div", "max", "min",
+    "copy", "neg", "abs", "sign", "not", "rsqrt", "reciprocal", "add", "sub", "mul", "div", "max", "min",
     "gt", "ge", "lt", "le", "eq", "ne", "and", "or", "where", "fill",
 }  # fmt: skip
 JOINING = ("sum", *AT_ROWS)  # steps whose results have fewer elements

@@ -1,4 +1,4 @@
-"""Lowers operations of torch to calls of torch's own kernels from C, if no kernel of popgeo has the same bits.
+"""Lowers operations without a kernel of popgeo to calls of torch's own kernels from C.
 
 Torch's stable C functions run any operation by name, in half a microsecond more than the kernel itself takes.
 """
@@ -6,7 +6,7 @@ Torch's stable C functions run any operation by name, in half a microsecond more
 import ctypes
 import functools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,14 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, overload
-from popgeo.engine.program.native_call import LOWERINGS, NativeCall, native_call
+from popgeo.capture.passes import is_random
+from popgeo.engine import out_variants
+from popgeo.engine.program.native_call import NativeCall, native_call
 
-# Overloads that write into given memory. Results of all others are copied.
-_OUT = {
-    f"aten.{name}.default": "out"
-    for name in ("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data")
-}
-_NORMS = (
-    "native_layer_norm", "native_layer_norm_backward", "native_batch_norm", "native_batch_norm_backward",
-    "_native_batch_norm_legit", "native_group_norm", "native_group_norm_backward",
-)  # fmt: skip
 _FUNCTIONS = (
     "torch_call_dispatcher", "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object",
-    "aoti_torch_get_data_ptr", "torch_new_list_reserve_size", "torch_list_push_back",
+    "aoti_torch_get_data_ptr", "aoti_torch_is_contiguous", "aoti_torch_get_numel", "aoti_torch_get_dtype",
+    "torch_new_list_reserve_size", "torch_list_push_back",
 )  # fmt: skip
 _NUMBER, _TENSOR, _SOME, _LIST = range(4)  # kinds of arguments, as in run_torch.cpp
 
@@ -45,57 +39,68 @@ def _torch_library() -> ctypes.CDLL | None:
 
 
 class _Handles:
-    """Tensors as torch's C functions know them, which own the tensors as long as this object exists."""
+    """Tensors of torch's C functions on the memory of given tensors, as long as this object exists."""
 
-    def __init__(self) -> None:
-        self._capsules: list[Any] = []
-        weakref.finalize(self, _free, self._capsules)
+    def __init__(self, torch_itself: ctypes.CDLL) -> None:
+        self._torch, self.held = torch_itself, list[Tensor]()
+        self._made: list[ctypes.c_void_p] = []
+        weakref.finalize(self, _free, torch_itself, self._made)
+
+    def number_of(self, dtype: torch.dtype) -> int:
+        """Return torch's number for a type."""
+        return getattr(self._torch, f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")()
 
     def of(self, tensor: Tensor) -> int:
-        """Return the handle of a tensor."""
-        self._capsules.append(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(tensor))
-        pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        return pointer_of(self._capsules[-1], None) or 0
+        """Return the handle of a contiguous tensor."""
+        made, sizes = ctypes.c_void_p(), (ctypes.c_int64 * tensor.dim())(*tensor.shape)
+        strides, dtype = (ctypes.c_int64 * tensor.dim())(*tensor.stride()), self.number_of(tensor.dtype)
+        place, rank = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(tensor.dim())
+        create = self._torch.aoti_torch_create_tensor_from_blob
+        if create(place, rank, sizes, strides, ctypes.c_int64(0), dtype, 0, 0, ctypes.byref(made)):
+            raise RuntimeError(f"torch made no tensor of shape {list(tensor.shape)}.")
+        self._made.append(made)
+        self.held.append(tensor)
+        return made.value or 0
 
 
-def _free(capsules: Sequence[Any]) -> None:
-    for capsule in capsules:
-        torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule)
+def _free(torch_itself: ctypes.CDLL, made: Sequence[ctypes.c_void_p]) -> None:
+    for handle in made:
+        torch_itself.aoti_torch_delete_tensor_object(handle)
 
 
 def lower_with_torch(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall | None:
-    """Lower an operation to a call of torch's kernel; None if an operand is not contiguous."""
+    """Return the native call that runs torch's kernel of an operation; None if its arguments cannot be passed."""
     torch_itself = _torch_library()
-    plain = all(tensors[v].is_cpu and tensors[v].is_contiguous() for v in {*op.reads(), *op.makes()})
-    if torch_itself is None or not plain:
+    if torch_itself is None or not op.target.startswith("aten.") or is_random(op):
         return None
+    placed = not op.writes and None not in op.outputs and out_variants.into_place(graph, op) is not None
+    found = out_variants.into_overload(op.target) if placed else None
     namespace, name, kind = op.target.split(".")
-    kind = _OUT.get(op.target, kind)
-    schema, handles = overload(f"{namespace}.{name}.{kind}")._schema, _Handles()  # type: ignore[attr-defined]
-    encoded = [_encode(one.type, given, tensors, handles) for one, given in _arguments(schema, op)]
-    words = [word for one in encoded if one is not None for word in one]
-    if None in encoded:
+    kind, outs = (kind, ()) if found is None else found
+    schema, handles = overload(f"{namespace}.{name}.{kind}")._schema, _Handles(torch_itself)  # type: ignore[attr-defined]
+    given = op.kwargs | dict(zip(outs, map(Ref, op.makes()), strict=False))
+    passed = {one.name: value for one, value in zip(schema.arguments, op.args, strict=False)} | given
+    encoded = [_encode(one.type, passed.get(one.name, one.default_value), tensors, handles) for one in schema.arguments]
+    copied = [None if v in (None, *op.reads()) or found is not None else tensors[v] for v in op.outputs]
+    if None in encoded or out_variants.returns_list(op.target) or not all(map(_is_plain, [*handles.held, *copied])):
         return None
-    known = {None, *op.reads(), *(op.makes() if op.target in _OUT else ())}  # results that need no copy
-    places = [(0, 0) if v is None or v in known else (tensors[v].data_ptr(), tensors[v].nbytes) for v in op.outputs]
-    tables = np.array(words, np.int64), np.array(places, np.int64).reshape(-1)
+    words = [word for one in encoded if one is not None for word in one]
+    places = [[0] * 4 if one is None else _place(one, handles) for one in copied]
+    tables = np.array(words, np.int64), np.array(places, np.int64)
     texts = [ctypes.create_string_buffer(one.encode()) for one in (f"{namespace}::{name}", kind.replace("default", ""))]
     functions = [ctypes.cast(getattr(torch_itself, one), ctypes.c_void_p).value or 0 for one in _FUNCTIONS]
     pointers = *map(ctypes.addressof, texts), *(table.ctypes.data for table in tables)
     call = native_call("popgeo_call_torch", *functions, *pointers, len(encoded), len(places))
-    return replace(call, is_fixed=True, held=(handles, texts, tables))
+    return replace(call, is_fixed=True, held=(handles, texts, tables, copied))
 
 
-def _arguments(schema: Any, op: Op) -> Iterator[tuple[Any, Any]]:
-    """Yield each argument of a schema with what the operation passes; places for results come last."""
-    made = iter(op.makes())
-    for position, one in enumerate(schema.arguments):
-        if one.is_out:
-            yield one, Ref(next(made))
-        else:
-            is_given = position < len(op.args)
-            yield one, op.args[position] if is_given else op.kwargs.get(one.name, one.default_value)
+def _is_plain(tensor: Tensor | None) -> bool:
+    return tensor is None or (tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()))
+
+
+def _place(tensor: Tensor, handles: _Handles) -> list[int]:
+    """Return the place to which a result of this form is copied: address, bytes, elements and torch's type."""
+    return [tensor.data_ptr(), tensor.nbytes, tensor.numel(), handles.number_of(tensor.dtype)]
 
 
 def _encode(kind: Any, given: Any, tensors: Mapping[int, Tensor], handles: _Handles) -> list[int] | None:
@@ -114,11 +119,7 @@ def _encode(kind: Any, given: Any, tensors: Mapping[int, Tensor], handles: _Hand
     if isinstance(kind, torch.FloatType) and isinstance(given, int | float):
         return [_NUMBER, int(np.float64(given).view(np.int64))]
     if isinstance(kind, torch.IntType) and isinstance(given, torch.dtype):
-        number_of = getattr(_torch_library(), f"aoti_torch_dtype_{str(given).removeprefix('torch.')}")
-        return [_NUMBER, number_of()]
+        return [_NUMBER, handles.number_of(given)]
     if isinstance(kind, torch.IntType | torch.BoolType) and isinstance(given, int):
         return [_NUMBER, int(given)]
     return None
-
-
-LOWERINGS |= dict.fromkeys([*_OUT, *(f"aten.{name}.default" for name in _NORMS)], lower_with_torch)

@@ -9,15 +9,20 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph
+from popgeo.capture.operations import Out, operation_of
 from popgeo.engine import out_variants
 from popgeo.engine.fuse.def_use import is_contiguous
 from popgeo.engine.program import (  # noqa: F401  they fill LOWERINGS
     lower_chain,
+    lower_copies,
+    lower_elements,
     lower_interactions,
     lower_own_ops,
     lower_products,
-    lower_torch_ops,
+    lower_rows,
+    lower_sums,
 )
+from popgeo.engine.program.lower_torch_ops import lower_with_torch
 from popgeo.engine.program.native_call import LOWERINGS, NativeCall
 from popgeo.engine.program.stretch import Stretch
 from popgeo.engine.program.torch_call import Call, torch_call
@@ -92,14 +97,17 @@ class Program:
             array[index] = values[slot]
 
     def _lowered(self, op: Op) -> NativeCall | Call | None:
-        lower = LOWERINGS.get(op.target) if library.is_available() and not self._graph.is_view(op) else None
-        native = None if lower is None else lower(self._graph, op, self._tensors)
-        if native is not None:
+        if self._graph.is_view(op) or operation_of(op.target).out is Out.NOTHING:
+            return None
+        is_compiled = library.is_available()
+        lower = LOWERINGS.get(op.target) if is_compiled else None
+        if lower is not None and (native := lower(self._graph, op, self._tensors)) is not None:
             return native
-        if not op.writes and not self._graph.is_view(op) and out_variants.allocates(self._graph, op):
+        if not op.writes and out_variants.allocates(self._graph, op):
             made = sum(self._graph.values[v].nbytes for v in op.makes())
             self.copied_bytes = max(self.copied_bytes, made)
-        return torch_call(self._graph, op, self._tensors, self._numbers)
+        native = lower_with_torch(self._graph, op, self._tensors) if is_compiled else None
+        return native or torch_call(self._graph, op, self._tensors, self._numbers)
 
     def _follows(self, v: int, pairs: Sequence[tuple[Op, NativeCall | Call]]) -> bool:
         graph, storage = self._graph, self._graph.values[v].storage
@@ -114,9 +122,7 @@ class Program:
 
         def decline(index: int) -> None:
             """Let torch run an operation whose native call did not; it raises torch's error for invalid operands."""
-            call = torch_call(self._graph, ops[index], self._tensors, self._numbers)
-            assert call is not None
-            call()
+            torch_call(self._graph, ops[index], self._tensors, self._numbers)()
 
         if pairs:
             calls = [call for _, call in pairs]

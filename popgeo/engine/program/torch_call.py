@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, Ref, append_parts
-from popgeo.capture.operations import Out, operation_of
 from popgeo.engine import out_variants
 
 Call = Callable[[], object]
@@ -18,8 +17,8 @@ OWN_CALLS: dict[str, MakeCall] = {}
 """For the name of each operation that is neither torch's nor has a kernel, the function that makes its call."""
 
 
-def torch_call(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor], numbers: Mapping[int, float]) -> Call | None:
-    """Return a call that runs an operation and leaves its results in their places; None if there is nothing to do.
+def torch_call(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor], numbers: Mapping[int, float]) -> Call:
+    """Return a call that runs an operation and leaves its results in their places.
 
     Args:
         graph: The graph of the operation.
@@ -29,14 +28,9 @@ def torch_call(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor], numbers: M
     """
     if op.target in OWN_CALLS:
         return OWN_CALLS[op.target](graph, op, tensors)
-    if graph.is_view(op):
-        return None
     made = op.makes()
-    if not op.writes:
-        if operation_of(op.target).out is Out.NOTHING:
-            return None
-        if (simple := out_variants.copy_or_fill(op, tensors)) is not None:
-            return simple
+    if not op.writes and (simple := out_variants.copy_or_fill(op, tensors)) is not None:
+        return simple
     into = None if op.writes or None in op.outputs else out_variants.into_place(graph, op)
     function, outs = into or (out_variants.plain(op.target), ())
     named = {**op.kwargs, **dict(zip(outs, map(Ref, made), strict=False))}

@@ -7,16 +7,25 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+// Where a result is copied, and its form there.
+struct Place {
+  void* address;
+  int64_t bytes, numel, type;
+};
+
 struct TorchCall {
   int32_t (*call)(const char* name, const char* overload, uint64_t* stack, uint64_t version);
   int32_t (*new_tensor)(void* tensor, void** same);
   int32_t (*delete_tensor)(void* tensor);
   int32_t (*data_of)(void* tensor, void** data);
+  int32_t (*is_contiguous)(void* tensor, bool* answer);
+  int32_t (*numel_of)(void* tensor, int64_t* numel);
+  int32_t (*type_of)(void* tensor, int32_t* type);
   int32_t (*new_list)(size_t size, void** list);
   int32_t (*append)(void* list, uint64_t item);
   const char *name, *overload;
   const int64_t* arguments;  // one after another, each a kind and what it needs
-  const int64_t* results;    // address and bytes of each place; 0 bytes if nothing is to be copied there
+  const Place* results;      // 0 bytes if nothing is to be copied there
   int64_t num_arguments, num_results;
 };
 
@@ -56,7 +65,7 @@ bool make(const TorchCall& call, const int64_t*& next, uint64_t& value) {
 
 }  // namespace
 
-// Returns BAD_INPUT if torch raised an error.
+// Returns BAD_INPUT if torch raised an error, or if a result has another form than its place.
 EXPORT int64_t popgeo_call_torch(const TorchCall* packed) {
   const TorchCall& call = *packed;
   uint64_t stack[MOST];
@@ -67,12 +76,17 @@ EXPORT int64_t popgeo_call_torch(const TorchCall* packed) {
   if (call.call(call.name, call.overload, stack, VERSION)) return popgeo::BAD_INPUT;
   int64_t status = popgeo::OK;
   for (int64_t i = 0; i < call.num_results; ++i) {
+    const Place& place = call.results[i];
     void *made = reinterpret_cast<void*>(stack[i]), *data;
-    if (const size_t bytes = size_t(call.results[2 * i + 1])) {
-      if (call.data_of(made, &data))
+    if (place.bytes) {
+      bool is_contiguous = false;
+      int64_t numel = 0;
+      int32_t type = 0;
+      if (call.data_of(made, &data) || call.is_contiguous(made, &is_contiguous) || !is_contiguous ||
+          call.numel_of(made, &numel) || call.type_of(made, &type) || numel != place.numel || type != place.type)
         status = popgeo::BAD_INPUT;
       else
-        memcpy(reinterpret_cast<void*>(call.results[2 * i]), data, bytes);
+        memcpy(place.address, data, size_t(place.bytes));
     }
     call.delete_tensor(made);
   }

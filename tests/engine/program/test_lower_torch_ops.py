@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import Role, overload
+from popgeo.capture.op_graph import overload
 from popgeo.engine.program import lower_torch_ops
+from popgeo.engine.program.lower_torch_ops import lower_with_torch
 from popgeo.native import library
-from tests.support.one_operation import bytes_of, lower, places_like, run
+from tests.support.one_operation import bytes_of, one_operation, places_like, run
 
 pytestmark = pytest.mark.skipif(not library.is_available(), reason="native calls need the compiled library")
 ATEN = torch.ops.aten
@@ -33,7 +34,7 @@ def check(name: str, *arguments: Any) -> None:
     results = overload(target)(*of_torch)
     expected = [results] if isinstance(results, Tensor) else [*results]
     made = places_like(expected)
-    call = lower(target, ours, made, Role.PARAMETER)
+    call = lower_with_torch(*one_operation(target, ours, made))
     assert call is not None
     for _ in range(2):
         assert run(call) == 0
@@ -42,6 +43,14 @@ def check(name: str, *arguments: Any) -> None:
             bytes_of([one]) for one in of_torch if isinstance(one, Tensor)
         ]
         overload(target)(*of_torch)
+
+
+@pytest.mark.parametrize("name", ["tanh", "exp", "silu", "sigmoid", "sin", "mean", "erf", "cosh"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_functions_by_element_are_torchs(name, dtype):
+    for shape in SHAPES:
+        check(f"{name}.default", torch.randn(shape, dtype=dtype))
+    check("topk.default", torch.randn(5, 9, dtype=dtype), 3, 1, True, True)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -83,18 +92,32 @@ def test_batch_normalization_and_its_gradients_are_torchs(shape, training):
 
 def test_an_error_of_torch_is_reported():
     x, size = torch.randn(3, 4), [5]
-    call = lower("aten.native_layer_norm.default", (x, size, None, None, 1e-5), [x.clone()] * 3, Role.PARAMETER)
+    graph, op, tensors = one_operation("aten.native_layer_norm.default", (x, size, None, None, 1e-5), [x.clone()] * 3)
+    call = lower_with_torch(graph, op, tensors)
     assert call is not None
     assert run(call) != 0
 
 
-def test_operands_that_may_move_or_have_gaps_are_left_to_python():
+@pytest.mark.parametrize(
+    "result", [torch.zeros(2, 4, 16, 10).transpose(2, 3), torch.zeros(2, 4, 10, 17), torch.zeros(2, 4, 10, 16).double()]
+)
+def test_a_result_of_another_form_is_reported_and_changes_nothing(result):
+    q = torch.randn(2, 4, 10, 16)
+    name, results = "aten._scaled_dot_product_flash_attention_for_cpu.default", [result, q[..., 0].clone()]
+    graph, op, tensors = one_operation(name, (q, q, q), results)
+    call = lower_with_torch(graph, op, tensors)
+    assert call is None or run(call) != 0
+    assert not result.any()
+
+
+def test_operands_with_gaps_and_arguments_of_other_kinds_are_left_to_python():
     x = torch.randn(4, 4)
-    assert lower("aten._softmax.default", (x, -1, False), [x.clone()], Role.ARGUMENT) is None
-    assert lower("aten._softmax.default", (x.t(), -1, False), [x.clone()], Role.PARAMETER) is None
+    assert lower_with_torch(*one_operation("aten._softmax.default", (x.t(), -1, False), [x.clone()])) is None
+    assert lower_with_torch(*one_operation("aten.leaky_relu.default", (x, 0.5), [x.clone()])) is None
+    assert lower_with_torch(*one_operation("aten.rand_like.default", (x,), [x.clone()])) is None
 
 
 def test_without_torchs_functions_nothing_is_lowered(monkeypatch):
     monkeypatch.setattr(lower_torch_ops, "_torch_library", lambda: None)
     x = torch.randn(4, 4)
-    assert lower("aten._softmax.default", (x, -1, False), [x.clone()], Role.PARAMETER) is None
+    assert lower_with_torch(*one_operation("aten._softmax.default", (x, -1, False), [x.clone()])) is None
