@@ -13,6 +13,7 @@ from popgeo.capture.interrupts import held_interrupts
 from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.recorder import Recorder
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, set_gradient
+from popgeo.engine.optimizer.state_numbers import StateNumbers
 from popgeo.engine.optimizer.worker import Worker
 from popgeo.plain_surroundings import plain_surroundings
 
@@ -33,15 +34,23 @@ class UpdateGraph:
     num_numbers: int = 0
 
 
-def capture_update(worker: Worker, scaling: GradientScaling | None = None) -> UpdateGraph:
-    """Capture one update of a worker: the operations that scale gradients, and the optimizer's step."""
+def capture_update(
+    worker: Worker, scaling: GradientScaling | None = None, numbers: StateNumbers | None = None
+) -> UpdateGraph:
+    """Capture one update of a worker: the operations that scale gradients, and the optimizer's step.
+
+    Args:
+        worker: Worker, which makes the update.
+        scaling: Rule that scales gradients. Default: they stay.
+        numbers: Numbers in the worker's state. Default: the optimizer reads them from the tensors.
+    """
 
     def update() -> None:
         if scaling is not None:
             scaling.apply(worker.parameters)
         worker.step()
 
-    recorder = _record(update, worker.tensors())
+    recorder = _record(update, worker.tensors(), numbers)
     state, made = dict[Input, int](), list[Tensor]()
     for number in range(len(worker.parameters)):
         for given, part in worker.state_tensors(number).items():
@@ -118,10 +127,12 @@ def _copied(worker: Worker) -> Worker:
 
 @held_interrupts()
 @plain_surroundings()
-def _record(act: Callable[[], None], inputs: Mapping[Input, Tensor]) -> Recorder:
+def _record(act: Callable[[], None], inputs: Mapping[Input, Tensor], numbers: StateNumbers | None = None) -> Recorder:
     """Record the operations on tensors while a function runs."""
-    recorder = Recorder(inspect.unwrap(_record).__code__, lambda problem: None, phase="update", keeps_state=False)
+    numbers = numbers or StateNumbers(None)
+    recorder = Recorder(inspect.unwrap(_record).__code__, numbers.refuse, phase="update", keeps_state=False)
+    recorder.on_result = numbers.follow
     recorder.page.add_inputs(inputs)
-    with recorder:
+    with recorder, numbers:
         act()
     return recorder

@@ -165,7 +165,7 @@ def map_floats(part: Any, function: Callable[[float], Any]) -> Any:
         >>> map_floats({"lr": 0.5, "betas": [0.9, 1]}, str)
         {'lr': '0.5', 'betas': ['0.9', 1]}
     """
-    if type(part) is float:
+    if isinstance(part, float):
         return function(part)
     if type(part) in (tuple, list):
         return type(part)([map_floats(choice, function) for choice in part])
