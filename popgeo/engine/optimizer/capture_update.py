@@ -1,12 +1,13 @@
 """Captures of an optimizer's update as a graph of operations."""
 
+import contextlib
 import copy
 import inspect
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from popgeo.capture.interrupts import held_interrupts
@@ -14,7 +15,7 @@ from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.recorder import Recorder
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, set_gradient
 from popgeo.engine.optimizer.state_numbers import StateNumbers
-from popgeo.engine.optimizer.worker import Worker
+from popgeo.engine.optimizer.worker import Worker, settings_of
 from popgeo.plain_surroundings import plain_surroundings
 
 
@@ -87,42 +88,42 @@ def capture_scaling(worker: Worker, scaling: GradientScaling) -> OpGraph:
     return _record(lambda: scaling.apply(copies.parameters), gradients).page.graph([])
 
 
-def copy_worker(
-    worker: Worker,
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor | None],
-    states: Sequence[Mapping[str, Any]],
-) -> Worker:
-    """Return a copy of a worker over other parameters, possibly of other sizes.
+def copy_worker(worker: Worker, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Worker:
+    """Return a copy of a worker over other parameters, without state. The worker stays unchanged.
 
     Args:
-        worker: Worker to copy. It stays unchanged.
+        worker: Worker to copy.
         parameters: Values of the copy's parameters.
         gradients: Gradient of each parameter, or None.
-        states: State of each of the worker's parameters. A piece of a parameter's shape is copied if the new parameter
-            has the same shape, and becomes ones of the new shape otherwise.
     """
     copies = worker.for_parameters([nn.Parameter(values) for values in parameters])
-    for mine, theirs, gradient, state in zip(copies.parameters, worker.parameters, gradients, states, strict=True):
+    for parameter, gradient in zip(copies.parameters, gradients, strict=True):
         if gradient is not None:
-            set_gradient(mine, gradient)
-        if state:
-            copies.optimizer.state[mine] = {key: _resized(part, theirs, mine) for key, part in state.items()}
+            set_gradient(parameter, gradient)
     return copies
-
-
-def _resized(part: Any, old: Tensor, new: Tensor) -> Any:
-    if isinstance(part, Tensor) and part.shape == old.shape != new.shape:
-        return torch.ones_like(new.detach(), dtype=part.dtype)
-    return copy.deepcopy(part)
 
 
 def _copied(worker: Worker) -> Worker:
     """Return a worker with the same state over copies of the parameters and their gradients."""
-    parameters = worker.parameters
-    gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
-    states = [worker.optimizer.state.get(p, {}) for p in parameters]
-    return copy_worker(worker, [p.detach().clone() for p in parameters], gradients, states)
+    given = worker.parameters
+    gradients = [None if p.grad is None else p.grad.clone() for p in given]
+    copies = copy_worker(worker, [p.detach().clone() for p in given], gradients)
+    for mine, theirs in zip(copies.parameters, given, strict=True):
+        if state := worker.optimizer.state.get(theirs):
+            copies.optimizer.state[mine] = copy.deepcopy(state)
+    return copies
+
+
+class _UpdateRecorder(Recorder):
+    """Recorder of an update, which follows numbers in the state."""
+
+    def __init__(self, numbers: StateNumbers) -> None:
+        super().__init__(inspect.unwrap(_record).__code__, lambda problem: None, phase="update", keeps_state=False)
+        self._numbers, self.on_result = numbers, numbers.follow
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        self._numbers.check(func, args, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 @held_interrupts()
@@ -130,9 +131,24 @@ def _copied(worker: Worker) -> Worker:
 def _record(act: Callable[[], None], inputs: Mapping[Input, Tensor], numbers: StateNumbers | None = None) -> Recorder:
     """Record the operations on tensors while a function runs."""
     numbers = numbers or StateNumbers(None)
-    recorder = Recorder(inspect.unwrap(_record).__code__, numbers.refuse, phase="update", keeps_state=False)
-    recorder.on_result = numbers.follow
+    recorder = _UpdateRecorder(numbers)
     recorder.page.add_inputs(inputs)
     with recorder, numbers:
         act()
     return recorder
+
+
+def progress_of(worker: Worker) -> bytes:
+    """Return all that an optimizer holds except tensors and numbers in the state of its parameters."""
+    held = [part for state in worker.optimizer.state.values() for part in state.values()]
+    others = [part for part in held if not isinstance(part, Tensor | int | float | None)]
+    return pickle.dumps({**vars(worker.optimizer), "state": others, "param_groups": settings_of(worker.optimizer)})
+
+
+def changes_state_alone(worker: Worker) -> bool:
+    """Check whether a step changes only parameters, and tensors and numbers in their state."""
+    copies = _copied(worker)
+    before = progress_of(copies)
+    with contextlib.suppress(Exception):  # the first update raises it
+        copies.step()
+    return progress_of(copies) == before

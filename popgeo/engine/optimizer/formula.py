@@ -19,13 +19,13 @@ class Formula:
         >>> formula = Formula()
         >>> rate, count = formula.leaf("s0", 0.5), formula.leaf("k0", 2.0)
         >>> step_size = rate / (1 - 0.5**count) if count > 1 else rate
-        >>> evaluate = formula.compiled(["s0"], ["k0"], [step_size], [count + 1])
+        >>> evaluate = formula.compiled([rate], [count], [step_size], [count + 1])
         >>> evaluate([0.75], [2.0]), evaluate([0.75], [1.0])
         (([1.0], [3.0]), None)
     """
 
     def __init__(self) -> None:
-        self._lines: list[tuple[str, str, list[str]]] = []  # result, call and operands; a check has no result
+        self._lines: list[str] = []
         self._names: dict[str, Any] = {}
         self._random = random.Random(0)
         self._tracked: dict[float, Tracked] = {}
@@ -47,55 +47,38 @@ class Formula:
         real = function(*reals)
         if not any(isinstance(one, Tracked) for one in operands):
             return real
-        texts = [*map(self._text, operands)]
-        call = f"{self._constant(function)}({', '.join(texts)})"
+        call = f"{self._text(function)}({', '.join(map(self._text, operands))})"
         if type(real) is bool:
-            self._lines.append(("", f"if {call} is not {real}: return None", texts))
+            self._lines.append(f"if {call} is not {real}: return None")
             return real
         if not isinstance(real, int | float):
             raise TypeError(f"{function} gives {type(real).__name__}, which cannot be tracked.")
         made = self.leaf(f"v{len(self._lines)}", real)
-        self._lines.append((made.name, f"{made.name} = {call}", texts))
+        self._lines.append(f"{made.name} = {call}")
         return made
 
-    def compiled(
-        self, settings: Sequence[str], counts: Sequence[str], numbers: Sequence[Any], later: Sequence[Any]
-    ) -> Evaluate:
-        """Return a function from values of the leaves to numbers and later counts.
+    def compiled(self, settings: Sequence[Any], counts: Sequence[Any], *results: Sequence[Any]) -> Evaluate:
+        """Return a function from values of leaves to the values of two lists of results.
 
         The function returns None if a comparison has another result than in the recorded run.
 
         Args:
-            settings: Names of the leaves in its first argument.
-            counts: Names of the leaves in its second argument.
-            numbers: Numbers of its first result.
-            later: Numbers of its second result.
-
-        Raises:
-            ValueError: The results depend on other leaves.
+            settings: Leaves in its first argument.
+            counts: Leaves in its second argument.
+            results: Numbers to compute.
         """
-        results = [[*map(self._text, some)] for some in (numbers, later)]
-        needed, kept = {*results[0], *results[1]}, []
-        for made, line, operands in reversed(self._lines):
-            if not made or made in needed:
-                needed.update(operands)
-                kept.append(line)
-        computed = {made for made, _, _ in self._lines}
-        if missing := needed - computed - {*settings, *counts} - self._names.keys():
-            raise ValueError(f"The numbers depend on {sorted(missing)}, which later updates do not have.")
-        given = [f"[{', '.join(names)}] = {name}" for names, name in ((settings, "settings"), (counts, "counts"))]
-        returned = ", ".join(f"[{', '.join(texts)}]" for texts in results)
-        body = "\n    ".join([*given, *reversed(kept), f"return {returned}"])
-        exec(f"def evaluate(settings, counts):\n    {body}", self._names)
+        lists = [f"[{', '.join(map(self._text, some))}]" for some in (settings, counts, *results)]
+        body = "\n    ".join([f"{lists[0]} = settings", f"{lists[1]} = counts", *self._lines])
+        exec(f"def evaluate(settings, counts):\n    {body}\n    return {', '.join(lists[2:])}", self._names)
         evaluate: Evaluate = self._names["evaluate"]
         return evaluate
 
     def _text(self, operand: Any) -> str:
-        return operand.name if isinstance(operand, Tracked) else self._constant(operand)
-
-    def _constant(self, value: Any) -> str:
+        """Return the name of a number or another object."""
+        if isinstance(operand, Tracked):
+            return operand.name
         name = f"c{len(self._names)}"
-        self._names[name] = value
+        self._names[name] = operand
         return name
 
 
@@ -130,13 +113,13 @@ def _method(function: Callable[..., Any], turned: bool = False) -> Callable[...,
     return record
 
 
-_BINARY = "add sub mul truediv floordiv mod pow".split()
-for _name in (*_BINARY, *"neg pos abs eq ne lt le gt ge".split()):
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+for _name in (*_BINARY, "neg", "pos", "abs", "eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Tracked, f"__{_name}__", _method(getattr(operator, _name)))
 for _name in _BINARY:
     setattr(Tracked, f"__r{_name}__", _method(getattr(operator, _name), turned=True))
-for _name, _function in {"bool": bool, "round": round, "floor": math.floor, "ceil": math.ceil, "trunc": int}.items():
-    setattr(Tracked, f"__{_name}__", _method(_function))
+for _function in (bool, round, math.floor, math.ceil, math.trunc):
+    setattr(Tracked, f"__{_function.__name__}__", _method(_function))
 
 
 @contextmanager

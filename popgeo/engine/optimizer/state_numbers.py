@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from popgeo.capture.op_graph import append_parts
-from popgeo.capture.refused_shapes import Problem
+from popgeo.capture.refused_shapes import is_dynamic
 from popgeo.capture.schemas import target, written_by
 from popgeo.engine.optimizer.formula import Formula, Tracked
 
@@ -21,6 +20,8 @@ ROUNDED: Mapping[torch.dtype, Callable[[Any], Any]] = {
     torch.int64: int,
 }
 _ARITHMETIC = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
+_READ = torch.ops.aten._local_scalar_dense.default
+_FILLS = ("full", "fill", "copy")
 
 
 class StateNumbers(TorchFunctionMode):
@@ -38,27 +39,22 @@ class StateNumbers(TorchFunctionMode):
         self._formula = formula
         self._known: dict[int, Any] = {}  # by memory
 
-    def put(self, tensor: Tensor, number: Any) -> Tensor:
-        """Return a scalar tensor with a number, which the tensor then represents. Its content follows `Tracked`."""
-        if self._formula is not None:
-            self._known[tensor.untyped_storage()._cdata] = number
-        return tensor.fill_(number)
-
-    @property
-    def is_tracking(self) -> bool:
-        """Whether numbers are tracked."""
-        return self._formula is not None
+    def put(self, part: Any, number: Any) -> Any:
+        """Return a piece of state with a number. A tensor with a tracked number has another content."""
+        if isinstance(part, Tensor) and self._formula is not None:
+            self._known[part.untyped_storage()._cdata] = number
+        return part.fill_(number) if isinstance(part, Tensor) else number
 
     def number(self, part: Any) -> Any:
         """Return the present number of a piece of state. Return None if it is no number or an unknown one."""
-        if not isinstance(part, Tensor):
-            return part if is_number(part) else None
-        return None if part.dim() else self._known.get(part.untyped_storage()._cdata)
+        if isinstance(part, Tensor):
+            return self._known.get(part.untyped_storage()._cdata)
+        return part if is_number(part) else None
 
-    def refuse(self, problem: Problem) -> None:
-        """Raise, since Python reads data of a tensor and decides the path or the numbers by it."""
-        if self._formula is not None:
-            raise ValueError(str(problem))
+    def check(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Raise a ValueError if Python would read data of a tensor and could choose the path or numbers by it."""
+        if self._formula is not None and (func is _READ or is_dynamic(func, args, kwargs)):
+            raise ValueError(f"The optimizer reads data of a tensor: {func}.")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
@@ -73,35 +69,26 @@ class StateNumbers(TorchFunctionMode):
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Follow the numbers of scalar tensors through one operation."""
-        if self._formula is None:
-            return
-        changed, number = written_by(func, args, kwargs), self._result(func, args, kwargs, result)
-        append_parts(Tensor, () if func.is_view else (result,), changed)
-        for tensor in changed:
-            self._known.pop(tensor.untyped_storage()._cdata, None)
-        if number is not None:
-            self._known[result.untyped_storage()._cdata] = number
+        if self._formula is not None:
+            number = self._result(self._formula, target(func).split(".")[1].removesuffix("_"), args, kwargs, result)
+            for tensor in written_by(func, args, kwargs):
+                self._known.pop(tensor.untyped_storage()._cdata, None)
+            if number is not None:
+                self._known[result.untyped_storage()._cdata] = number
 
-    def _result(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+    def _result(self, formula: Formula, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
         """Return the number that an operation on scalar tensors and numbers gives. None: unknown."""
-        assert self._formula is not None
-        is_alone = isinstance(result, Tensor) and not result.dim() and result.untyped_storage().nbytes() == result.itemsize
-        if not is_alone or result.dtype not in ROUNDED:
+        rounded = ROUNDED.get(result.dtype) if isinstance(result, Tensor) else None
+        if rounded is None or result.untyped_storage().nbytes() != result.itemsize:
             return None
-        name, rounded = target(func).split(".")[1].removesuffix("_"), ROUNDED[result.dtype]
-        if name in ("full", "copy", "fill"):
-            (operand,) = self._numbers(args[1:2])
-            return None if operand is None else self._formula.record(rounded, operand)
-        is_plain = len(args) == 2 and not kwargs and all(one.dtype is result.dtype for one in args if isinstance(one, Tensor))
-        operands = self._numbers(args) if name in _ARITHMETIC and is_plain else [None]
-        if any(operand is None for operand in operands):
+        given = args[1:2] if name in _FILLS else args
+        types = {one.dtype for one in given if isinstance(one, Tensor)}
+        is_plain = name in _ARITHMETIC and len(given) == 2 and not kwargs and types == {result.dtype}
+        numbers = [self.number(one) if isinstance(one, Tensor) else formula.found(one) for one in given]
+        if not (is_plain or name in _FILLS) or any(number is None for number in numbers):
             return None
-        operands = [self._formula.record(rounded, operand) for operand in operands]
-        return self._formula.record(rounded, self._formula.record(_ARITHMETIC[name], *operands))
-
-    def _numbers(self, operands: Sequence[Any]) -> list[Any]:
-        assert self._formula is not None
-        return [self.number(one) if isinstance(one, Tensor) else self._formula.found(one) for one in operands]
+        operands = [formula.record(rounded, number) for number in numbers]
+        return formula.record(rounded, formula.record(_ARITHMETIC[name], *operands)) if is_plain else operands[0]
 
 
 def _is_mask(index: Any, of: Tensor) -> bool:

@@ -84,7 +84,8 @@ class Update:
         self._totals = self._named([part.total_views for part in self._flat])
         self._own = OwnWorker(optimizer, self._flat)
         self._worker = choose_worker(self._own, self._flat, options, part[0])
-        self._flat_worker = CapturedWorker(self._worker) if is_elementwise(type(optimizer)) else self._worker
+        captures = self._worker is not self._own and is_elementwise(type(optimizer))
+        self._flat_worker = CapturedWorker(self._worker) if captures else self._worker
         self._shares_memory = False
         # Copies of the user's groups and state at the last update. None: read them again.
         self._groups: list[dict[str, Any]] | None = None
