@@ -68,7 +68,7 @@ def capture_later_update(worker: Worker, scaling: GradientScaling) -> OpGraph:
             tensors that only have shapes.
     """
     try:
-        copies = _copied(worker)
+        copies = copy_worker(worker)
         if not worker.has_stepped:
             copies.step()
         return replace(capture_update(copies, scaling).graph, outputs=())
@@ -83,34 +83,26 @@ def capture_later_update(worker: Worker, scaling: GradientScaling) -> OpGraph:
 
 def capture_scaling(worker: Worker, scaling: GradientScaling) -> OpGraph:
     """Capture the operations that scale gradients before each update. The worker stays unchanged."""
-    copies = _copied(worker)
+    copies = copy_worker(worker)
     gradients = {given: tensor for given, tensor in copies.tensors().items() if given.role is Role.GRADIENT}
     return _record(lambda: scaling.apply(copies.parameters), gradients).page.graph([])
 
 
-def copy_worker(worker: Worker, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Worker:
-    """Return a copy of a worker over other parameters, without state. The worker stays unchanged.
+def copy_worker(worker: Worker, states: Sequence[Mapping[str, Any]] | None = None) -> Worker:
+    """Return a worker over copies of the parameters and their gradients.
 
     Args:
-        worker: Worker to copy.
-        parameters: Values of the copy's parameters.
-        gradients: Gradient of each parameter, or None.
+        worker: Worker to copy. It stays unchanged.
+        states: State to copy for each parameter. Default: the worker's.
     """
-    copies = worker.for_parameters([nn.Parameter(values) for values in parameters])
-    for parameter, gradient in zip(copies.parameters, gradients, strict=True):
-        if gradient is not None:
-            set_gradient(parameter, gradient)
-    return copies
-
-
-def _copied(worker: Worker) -> Worker:
-    """Return a worker with the same state over copies of the parameters and their gradients."""
     given = worker.parameters
-    gradients = [None if p.grad is None else p.grad.clone() for p in given]
-    copies = copy_worker(worker, [p.detach().clone() for p in given], gradients)
-    for mine, theirs in zip(copies.parameters, given, strict=True):
-        if state := worker.optimizer.state.get(theirs):
-            copies.optimizer.state[mine] = copy.deepcopy(state)
+    copies = worker.for_parameters([nn.Parameter(p.detach().clone()) for p in given])
+    states = states or [worker.optimizer.state.get(p, {}) for p in given]
+    for mine, theirs, state in zip(copies.parameters, given, states, strict=True):
+        if theirs.grad is not None:
+            set_gradient(mine, theirs.grad.clone())
+        if state:
+            copies.optimizer.state[mine] = copy.deepcopy({**state})
     return copies
 
 
@@ -140,14 +132,16 @@ def _record(act: Callable[[], None], inputs: Mapping[Input, Tensor], numbers: St
 
 def progress_of(worker: Worker) -> bytes:
     """Return all that an optimizer holds except tensors and numbers in the state of its parameters."""
-    held = [part for state in worker.optimizer.state.values() for part in state.values()]
-    others = [part for part in held if not isinstance(part, Tensor | int | float | None)]
-    return pickle.dumps({**vars(worker.optimizer), "state": others, "param_groups": settings_of(worker.optimizer)})
+    state = worker.optimizer.state
+    others = [part for p in worker.parameters for part in state.get(p, {}).values()]
+    held = {"parts": [part for part in others if not isinstance(part, Tensor | int | float | None)]}
+    held |= {key: part for key, part in state.items() if not isinstance(key, Tensor)}
+    return pickle.dumps({**vars(worker.optimizer), "state": held, "param_groups": settings_of(worker.optimizer)})
 
 
 def changes_state_alone(worker: Worker) -> bool:
     """Check whether a step changes only parameters, and tensors and numbers in their state."""
-    copies = _copied(worker)
+    copies = copy_worker(worker)
     before = progress_of(copies)
     with contextlib.suppress(Exception):  # the first update raises it
         copies.step()

@@ -1,11 +1,9 @@
 """Graphs and numbers of the coming updates of an optimizer, by its own arithmetic."""
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Number, OpGraph
@@ -126,10 +124,9 @@ class ComingUpdates:
         settings = [formula.leaf(f"s{number}", real) for number, real in enumerate(self._floats)]
         counts = [formula.leaf(f"k{number}", real) for number, real in enumerate(self._counts.values())]
         try:
-            real, states, _ = self._run(StateNumbers(None), self._floats, self._counts)
+            real, states, _ = self._run(None, self._floats, self._counts)
             with recorded_math():
-                tracked = dict(zip(self._counts, counts, strict=True))
-                update, _, later = self._run(StateNumbers(formula), settings, tracked)
+                update, _, later = self._run(formula, settings, dict(zip(self._counts, counts, strict=True)))
         except Exception:  # an optimizer from another library may raise anything
             return _Path(form=self._form)
 
@@ -151,27 +148,27 @@ class ComingUpdates:
         )
 
     def _run(
-        self, numbers: StateNumbers, floats: Sequence[Any], counts: Mapping[Place, Any]
+        self, formula: Formula | None, floats: Sequence[Any], counts: Mapping[Place, Any]
     ) -> tuple[UpdateGraph, States, dict[Place, Any]]:
         """Capture the next update on copies. Return it with the state after it, and the numbers in this state.
 
         Raises:
             ValueError: The optimizer uses other tensors, or changes more than tensors and numbers in its state.
         """
-        given, whole = iter(floats), self._worker.parameters
-        types = [p.dtype if p.grad is None else p.grad.dtype for p in whole]
-        gradients = [torch.zeros_like(p.detach(), dtype=dtype) for p, dtype in zip(whole, types, strict=True)]
-        copies = copy_worker(self._worker, [torch.zeros_like(p.detach()) for p in whole], gradients)
+        numbers, copies, given = StateNumbers(formula), copy_worker(self._worker, self._states), iter(floats)
         copies.take_settings(map_floats([*self._settings], lambda number: next(given)))
-        for at, (p, state) in enumerate(zip(copies.parameters, self._states, strict=True)):
-            for key, part in state.items():
-                made = torch.ones_like(part) if isinstance(part, Tensor) else copy.deepcopy(part)
-                copies.optimizer.state[p][key] = numbers.put(made, counts[at, key]) if (at, key) in counts else made
-        before = None if counts is not self._counts else progress_of(copies)
+        if formula is None:
+            before = progress_of(copies)
+        else:
+            for tensor in copies.tensors().values():
+                tensor.detach().fill_(0.7)  # so that data which Python reads differ from those of the other run
+        states = [copies.optimizer.state[p] for p in copies.parameters]
+        for (at, key), number in counts.items():
+            states[at][key] = numbers.put(states[at][key], number)
         update = capture_update(copies, numbers=numbers)
-        if update.graph.constants or (before is not None and progress_of(copies) != before):
+        if update.graph.constants or (formula is None and progress_of(copies) != before):
             raise ValueError("The optimizer keeps progress elsewhere than in the state of single parameters.")
-        states = [copies.optimizer.state.get(p, {}) for p in copies.parameters]
+        states = [copies.optimizer.state[p] for p in copies.parameters]
         found = {(at, key): numbers.number(part) for at, state in enumerate(states) for key, part in state.items()}
         return update, states, {at: number for at, number in found.items() if number is not None}
 

@@ -43,6 +43,7 @@ class Formula:
 
     def record(self, function: Callable[..., Any], *operands: Any) -> Any:
         """Return the result of a function. A comparison gives its present result, which each evaluation checks."""
+        operands = tuple(map(self.found, operands))
         reals = [one.real_value if isinstance(one, Tracked) else one for one in operands]
         real = function(*reals)
         if not any(isinstance(one, Tracked) for one in operands):

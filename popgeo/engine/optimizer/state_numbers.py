@@ -64,8 +64,10 @@ class StateNumbers(TorchFunctionMode):
             return torch.full((), args[0], **{**keywords, "dtype": dtype})
         if func is Tensor.__setitem__ and is_number(args[2]) and _is_mask(args[1], of=args[0]):
             return args[0].masked_fill_(args[1], args[2])
-        number = self.number(args[0]) if func is Tensor.item else None
-        return func(*args, **keywords) if number is None else number
+        number = self.number(args[0]) if func in (Tensor.item, Tensor.__float__) else None
+        if number is None:
+            return func(*args, **keywords)
+        return number if func is Tensor.item else float(number)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Follow the numbers of scalar tensors through one operation."""
