@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from popgeo.capture.interrupts import held_interrupts
@@ -130,19 +131,26 @@ def _record(act: Callable[[], None], inputs: Mapping[Input, Tensor], numbers: St
     return recorder
 
 
-def progress_of(worker: Worker) -> bytes:
-    """Return all that an optimizer holds except tensors and numbers in the state of its parameters."""
-    state = worker.optimizer.state
-    others = [part for p in worker.parameters for part in state.get(p, {}).values()]
-    held = {"parts": [part for part in others if not isinstance(part, Tensor | int | float | None)]}
-    held |= {key: part for key, part in state.items() if not isinstance(key, Tensor)}
-    return pickle.dumps({**vars(worker.optimizer), "state": held, "param_groups": settings_of(worker.optimizer)})
+def progress_of(worker: Worker) -> list[Any]:
+    """Return the values of all that an optimizer holds except tensors and numbers in the state of its parameters."""
+    optimizer, states = worker.optimizer, [worker.optimizer.state.get(p, {}) for p in worker.parameters]
+    parts = [part for state in states for part in state.values() if not isinstance(part, Tensor | int | float | None)]
+    shared = [part for key, part in optimizer.state.items() if not isinstance(key, Tensor)]
+    attributes = [part for key, part in vars(optimizer).items() if key not in ("state", "param_groups")]
+    return [*map(_value_of, (*parts, *shared, *attributes, settings_of(optimizer)))]
+
+
+def _value_of(part: Any) -> Any:
+    try:
+        return pickle.dumps(part)
+    except Exception:  # a function, or an object with any error
+        return id(part)
 
 
 def changes_state_alone(worker: Worker) -> bool:
     """Check whether a step changes only parameters, and tensors and numbers in their state."""
     copies = copy_worker(worker)
     before = progress_of(copies)
-    with contextlib.suppress(Exception):  # the first update raises it
+    with torch.random.fork_rng(devices=[]), contextlib.suppress(Exception):  # the first update raises it
         copies.step()
     return progress_of(copies) == before

@@ -20,7 +20,7 @@ class CapturedWorker:
         worker: Worker over the flat parameters.
 
     Attributes:
-        is_captured: Whether updates run as captured graphs. None before the second update.
+        is_captured: Whether the last update ran as a captured graph. None before the second update.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -68,8 +68,8 @@ class CapturedWorker:
         self._is_ahead = False
         if id(update) not in self._runners:
             self._runners[id(update)] = self._make_runner(update)
-            self.is_captured = None not in self._runners.values()
         runner = self._runners[id(update)]
+        self.is_captured = runner is not None
         if runner is not None and numbers is not self._numbers:
             runner.set_numbers(numbers)
             self._numbers = numbers

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Number, OpGraph
@@ -121,11 +122,10 @@ class ComingUpdates:
     def _capture(self) -> _Path:
         """Capture the next update."""
         formula, slots = Formula(), dict[str, tuple[Number, Tracked]]()
-        settings = [formula.leaf(f"s{number}", real) for number, real in enumerate(self._floats)]
-        counts = [formula.leaf(f"k{number}", real) for number, real in enumerate(self._counts.values())]
+        settings, counts = [*map(formula.leaf, self._floats)], [*map(formula.leaf, self._counts.values())]
         try:
             real, states, _ = self._run(None, self._floats, self._counts)
-            with recorded_math():
+            with recorded_math():  # not before, since torch imports modules in the first run
                 update, _, later = self._run(formula, settings, dict(zip(self._counts, counts, strict=True)))
         except Exception:  # an optimizer from another library may raise anything
             return _Path(form=self._form)
@@ -165,7 +165,8 @@ class ComingUpdates:
         states = [copies.optimizer.state[p] for p in copies.parameters]
         for (at, key), number in counts.items():
             states[at][key] = numbers.put(states[at][key], number)
-        update = capture_update(copies, numbers=numbers)
+        with torch.random.fork_rng(devices=[]):
+            update = capture_update(copies, numbers=numbers)
         if update.graph.constants or (formula is None and progress_of(copies) != before):
             raise ValueError("The optimizer keeps progress elsewhere than in the state of single parameters.")
         states = [copies.optimizer.state[p] for p in copies.parameters]

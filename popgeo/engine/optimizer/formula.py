@@ -17,7 +17,7 @@ class Formula:
 
     Example:
         >>> formula = Formula()
-        >>> rate, count = formula.leaf("s0", 0.5), formula.leaf("k0", 2.0)
+        >>> rate, count = formula.leaf(0.5), formula.leaf(2.0)
         >>> step_size = rate / (1 - 0.5**count) if count > 1 else rate
         >>> evaluate = formula.compiled([rate], [count], [step_size], [count + 1])
         >>> evaluate([0.75], [2.0]), evaluate([0.75], [1.0])
@@ -30,10 +30,10 @@ class Formula:
         self._random = random.Random(0)
         self._tracked: dict[float, Tracked] = {}
 
-    def leaf(self, name: str, real: Any) -> "Tracked":
-        """Return a number that an evaluation is given under a name, with its present value."""
+    def leaf(self, real: Any) -> "Tracked":
+        """Return a number that an evaluation is given, with its present value."""
         made = Tracked(self._random.random())
-        made.formula, made.name, made.real_value = self, name, real
+        made.formula, made.name, made.real_value = self, f"v{len(self._tracked)}", real
         self._tracked[float.__float__(made)] = made
         return made
 
@@ -54,7 +54,7 @@ class Formula:
             return real
         if not isinstance(real, int | float):
             raise TypeError(f"{function} gives {type(real).__name__}, which cannot be tracked.")
-        made = self.leaf(f"v{len(self._lines)}", real)
+        made = self.leaf(real)
         self._lines.append(f"{made.name} = {call}")
         return made
 
@@ -68,9 +68,9 @@ class Formula:
             counts: Leaves in its second argument.
             results: Numbers to compute.
         """
-        lists = [f"[{', '.join(map(self._text, some))}]" for some in (settings, counts, *results)]
-        body = "\n    ".join([f"{lists[0]} = settings", f"{lists[1]} = counts", *self._lines])
-        exec(f"def evaluate(settings, counts):\n    {body}\n    return {', '.join(lists[2:])}", self._names)
+        given, read, *made = (f"[{', '.join(map(self._text, some))}]" for some in (settings, counts, *results))
+        lines = [f"{given} = settings", f"{read} = counts", *self._lines, f"return {', '.join(made)}"]
+        exec("\n    ".join(["def evaluate(settings, counts):", *lines]), self._names)
         evaluate: Evaluate = self._names["evaluate"]
         return evaluate
 

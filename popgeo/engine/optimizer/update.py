@@ -151,7 +151,7 @@ class Update:
 
     @property
     def is_captured(self) -> bool | None:
-        """Whether updates run as captured graphs instead of torch's own code. None before the second update."""
+        """Whether the last update was a captured graph instead of torch's own code. None before the second update."""
         return self._flat_worker.is_captured
 
     def capture(self, parts: int = 1) -> OpGraph:
