@@ -44,8 +44,7 @@ class TileExact:
             IPU of 8 tiles.
 
     Raises:
-        ValueError: nothing is compiled, other processes hold replicas, the optimizer's update of an element depends on
-            other elements, the scale of the loss is dynamic, or stages that overlap draw random numbers.
+        ValueError: nothing is compiled, other processes hold replicas, the optimizer looks at whole tensors, the scale of the loss is dynamic, or stages that overlap draw random numbers.
 
     Example:
         >>> from popgeo import ipu
@@ -87,7 +86,7 @@ class TileExact:
         """
         tensors, graph_data = self._compiled.bound.flatten(args, kwargs)
         graph, parts = self._compiled.bound.on_processor.program_for(tensors)
-        updates, numbers = self._rehearse()
+        updates, numbers = self._next_updates()
         first = self._last is None
         self._last = joined = self._program_of(graph, updates, parts)
         if first:
@@ -129,7 +128,7 @@ class TileExact:
             raise ValueError("No program has run yet; call the TileExact first.")
         return self._last
 
-    def _rehearse(self) -> tuple[list[UpdateGraph], list[list[float]]]:
+    def _next_updates(self) -> tuple[list[UpdateGraph], list[list[float]]]:
         """Return the updates of a call and the numbers that the host gives to each of them."""
         updates, numbers = [], []
         if self._coming is not None and self._update is not None:
@@ -137,8 +136,8 @@ class TileExact:
                 update, needed = self._coming.next(self._update.settings(self._num_updates))
                 if update is None:
                     raise ValueError(
-                        f"{type(self._update.optimizer).__name__} updates an element of a parameter by other "
-                        "elements, too. TileExact needs an optimizer that updates each element by itself."
+                        f"{type(self._update.optimizer).__name__}'s update reads data in Python, or numbers that "
+                        "cannot be foretold. TileExact needs an optimizer such as AdamW."
                     )
                 updates.append(update)
                 numbers.append(needed)

@@ -20,7 +20,6 @@ ROUNDED: Mapping[torch.dtype, Callable[[Any], Any]] = {
     torch.int64: int,
 }
 _ARITHMETIC = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
-_READ = torch.ops.aten._local_scalar_dense.default
 _FILLS = ("full", "fill", "copy")
 
 
@@ -53,7 +52,9 @@ class StateNumbers(TorchFunctionMode):
 
     def check(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Raise a ValueError if Python would read data of a tensor and could choose the path or numbers by it."""
-        if self._formula is not None and (func is _READ or is_dynamic(func, args, kwargs)):
+        if self._formula is not None and (
+            func._schema.name == "aten::_local_scalar_dense" or is_dynamic(func, args, kwargs)
+        ):
             raise ValueError(f"The optimizer reads data of a tensor: {func}.")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

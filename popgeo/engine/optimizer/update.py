@@ -180,9 +180,12 @@ class Update:
         Raises:
             ValueError: The optimizer looks at whole tensors, has hooks, or its state was edited.
         """
-        refuse_whole_tensors(self.optimizer, "An update is rehearsed on single elements")
+        refuse_whole_tensors(self.optimizer, "Programs of tiles update joined parameters")
         if self._follow_optimizer() is self._own:
-            raise ValueError("The optimizer has hooks, or its state was edited. Remove them, or call reset().")
+            raise ValueError(
+                "The optimizer has hooks, keeps progress outside of its state, or had its state edited. Remove what it "
+                "has, or call reset()."
+            )
         return self._worker
 
     def settings(self, number: int) -> list[dict[str, Any]]:
