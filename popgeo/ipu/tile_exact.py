@@ -44,7 +44,8 @@ class TileExact:
             IPU of 8 tiles.
 
     Raises:
-        ValueError: nothing is compiled, other processes hold replicas, the optimizer looks at whole tensors, the scale of the loss is dynamic, or stages that overlap draw random numbers.
+        ValueError: nothing is compiled, other processes hold replicas, the optimizer looks at whole tensors, the
+            scale of the loss is dynamic, or stages that overlap draw random numbers.
 
     Example:
         >>> from popgeo import ipu

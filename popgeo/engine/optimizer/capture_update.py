@@ -50,7 +50,7 @@ def capture_update(
     def update() -> None:
         if scaling is not None:
             scaling.apply(worker.parameters)
-        worker.step()
+        worker.step_once()
 
     recorder = _record(update, worker.tensors(), numbers)
     state, made = dict[Input, int](), list[Tensor]()
@@ -71,7 +71,7 @@ def capture_later_update(worker: Worker, scaling: GradientScaling) -> OpGraph:
     try:
         copies = copy_worker(worker)
         if not worker.has_stepped:
-            copies.step()
+            copies.step_once()
         return replace(capture_update(copies, scaling).graph, outputs=())
     except Exception as error:  # an optimizer from another library may raise anything
         how = "planned from shapes alone" if any(p.is_meta for p in worker.parameters) else "captured for an account"
@@ -152,5 +152,5 @@ def changes_state_alone(worker: Worker) -> bool:
     copies = copy_worker(worker)
     before = progress_of(copies)
     with torch.random.fork_rng(devices=[]), contextlib.suppress(Exception):  # the first update raises it
-        copies.step()
+        copies.step_once()
     return progress_of(copies) == before

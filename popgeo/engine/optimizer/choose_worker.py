@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from popgeo.engine.optimizer.capture_update import changes_state_alone
 from popgeo.engine.optimizer.flat_parameters import FlatParameters, is_elementwise
-from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
+from popgeo.engine.optimizer.flat_worker import FlatWorker, needs_mixed
 from popgeo.engine.optimizer.worker import OwnWorker, Worker, without_parameters
 from popgeo.engine.step_options import StepOptions
 
@@ -32,7 +32,7 @@ def choose_worker(own: OwnWorker, flat: Sequence[FlatParameters], options: StepO
     flat_optimizer = without_parameters(optimizer)
     groups = [optimizer.param_groups[part.group] for part in flat]
     flat_optimizer.param_groups = [{**group, "params": [part.own]} for group, part in zip(groups, flat, strict=True)]
-    worker = MixedWorker(flat_optimizer, options, part) if is_mixed else Worker(flat_optimizer)
+    worker = FlatWorker(flat_optimizer, options if is_mixed else None, part)
     is_of_torch = type(optimizer).__module__.startswith("torch.optim")
     if is_of_torch or (hasattr(optimizer, "elementwise") and changes_state_alone(worker)):
         return worker

@@ -135,8 +135,10 @@ class ComingUpdates:
 
         graph = _replaced(update.graph, formula, slot)
         evaluate = formula.compiled(settings, counts, [number for _, number in slots.values()], [*later.values()])
+        found, after = evaluate(self._floats, [*self._counts.values()]), [states[at][key] for at, key in later]
+        held = [part.item() if isinstance(part, Tensor) else part for part in after]
         is_exact = _replaced(update.graph, formula, lambda number: number.real_value) == real.graph
-        if not is_exact or evaluate(self._floats, [*self._counts.values()]) is None:
+        if not is_exact or found is None or found[1] != held:
             return _Path(form=self._form)
         keeps_form = holds_the_same([_form_of(states), [*later]], [_form_of(self._states), [*self._counts]])
         return _Path(

@@ -8,9 +8,8 @@ from torch import nn, optim
 
 from popgeo.capture.op_graph import Input, Role
 from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling, capture_update
-from popgeo.engine.optimizer.captured_worker import CapturedWorker
+from popgeo.engine.optimizer.flat_worker import FlatWorker
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
-from popgeo.engine.optimizer.mixed_worker import MixedWorker
 from popgeo.engine.optimizer.worker import Worker, settings_of
 from popgeo.engine.step_options import StepOptions
 
@@ -115,7 +114,7 @@ def test_shapes_alone_are_enough_unless_numbers_are_read():
     with pytest.raises(ValueError, match=r"Reading's update cannot be planned from shapes alone: .*such as AdamW"):
         capture_later_update(Worker(grouped(Reading, on_meta)), NONE)
     with pytest.raises(ValueError, match=r"Reading's update cannot be planned"):
-        capture_later_update(MixedWorker(grouped(Reading, on_meta), StepOptions()), NONE)
+        capture_later_update(FlatWorker(grouped(Reading, on_meta), StepOptions()), NONE)
     with pytest.raises(ValueError, match=r"Reading's update cannot be captured for an account: broken\."):
         capture_later_update(Worker(grouped(Reading, weights((3, 2)), fails=True)), NONE)
 
@@ -124,7 +123,7 @@ def test_state_is_there_once_a_step_has_made_it():
     parameters = [nn.Parameter(torch.ones(2).half()), nn.Parameter(torch.ones(2).half())]
     plain = Worker(grouped(optim.Adam, parameters))
     assert not plain.has_stepped
-    mixed = MixedWorker(plain.optimizer, StepOptions(master_weights=True))
+    mixed = FlatWorker(plain.optimizer, StepOptions(master_weights=True))
     mixed.begin(0, seed=0)
     assert not mixed.has_stepped  # master weights are not made by a step
     parameters[1].grad = torch.ones(2).half()
@@ -161,7 +160,7 @@ def test_state_that_is_no_tensor_is_no_input():
 ])  # fmt: skip
 def test_whether_updates_are_captured_is_known_after_the_second_one(kind, settings, captured):
     mine, theirs = (grouped(kind, weights((3, 2), (4,)), **{"lr": 0.5, **settings}) for _ in range(2))
-    worker = CapturedWorker(Worker(mine))
+    worker = FlatWorker(mine)
     worker.begin(0, seed=0)
     for number in range(6):
         assert (worker.is_captured is None) is (number < 2)
@@ -212,7 +211,7 @@ class MakesATensorOfNumbers(optim.SGD):
 )
 def test_what_a_graph_would_lose_is_done_by_the_optimizer_itself(kind, captured):
     mine, theirs = (grouped(kind, weights((3, 2), (4,)), lr=0.5) for _ in range(2))
-    worker = CapturedWorker(Worker(mine))
+    worker = FlatWorker(mine)
     worker.begin(0, seed=0)
     for number in range(4):
         for optimizer in (mine, theirs):

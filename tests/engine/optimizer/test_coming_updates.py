@@ -8,8 +8,8 @@ from torch import nn, optim
 
 from popgeo.capture.op_graph import Role
 from popgeo.engine.optimizer.coming_updates import ComingUpdates
+from popgeo.engine.optimizer.flat_worker import FlatWorker
 from popgeo.engine.optimizer.gradient_scaling import set_gradient
-from popgeo.engine.optimizer.mixed_worker import MixedWorker
 from popgeo.engine.optimizer.worker import Worker
 from popgeo.engine.step_options import StepOptions
 
@@ -153,7 +153,7 @@ def test_the_types_of_mixed_precision_are_part_of_the_graph():
     half = nn.Parameter(torch.randn(6).half())
     set_gradient(half, torch.randn(6))
     options = StepOptions(optimizer_state_dtype=torch.float16, stochastic_rounding=True)
-    worker = MixedWorker(optim.Adam([half], lr=0.1), options)
+    worker = FlatWorker(optim.Adam([half], lr=0.1), options)
     worker.begin(0, seed=0)
     worker.step()
     update, numbers = ComingUpdates(worker).next(settings(worker.optimizer))

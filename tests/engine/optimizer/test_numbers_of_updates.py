@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn, optim
 
-from popgeo.engine.optimizer.captured_worker import CapturedWorker
 from popgeo.engine.optimizer.coming_updates import ComingUpdates
+from popgeo.engine.optimizer.flat_worker import FlatWorker
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.optimizer.worker import Worker, settings_of
 from popgeo.engine.step_options import StepOptions
@@ -53,7 +53,7 @@ def test_weights_are_those_of_plain_torch_to_the_last_bit_with_a_scheduler(captu
     mine, theirs = weights(), weights()
     ours, own = (kind([{"params": [p]} for p in some], lr=0.01, foreach=False, **options) for some in (mine, theirs))
     schedulers = [optim.lr_scheduler.CosineAnnealingLR(each, 70) for each in (ours, own)]
-    worker = CapturedWorker(Worker(ours))
+    worker = FlatWorker(ours)
     worker.begin(0, seed=0)
     for number in range(60):
         for p, q in zip(mine, theirs, strict=True):
@@ -77,7 +77,7 @@ def test_weights_are_those_of_plain_torch_to_the_last_bit_with_a_scheduler(captu
 def test_a_rate_out_of_numpy_is_followed():
     mine, theirs = weights(), weights()
     ours, own = (optim.Adam(some, lr=np.float64(0.01), foreach=False) for some in (mine, theirs))
-    worker = CapturedWorker(Worker(ours))
+    worker = FlatWorker(ours)
     worker.begin(0, seed=0)
     for number in range(40):
         for p, q in zip(mine, theirs, strict=True):
@@ -240,7 +240,7 @@ def test_numbers_go_on_from_a_loaded_state_and_follow_other_settings_than_floats
 def test_a_rate_may_be_a_whole_number(rates):
     (mine, _), (theirs, _) = weights(), weights()
     ours, own = optim.SGD([mine], lr=rates[0]), optim.SGD([theirs], lr=rates[0])
-    worker = CapturedWorker(Worker(ours))
+    worker = FlatWorker(ours)
     worker.begin(0, seed=0)
     for p in (mine, theirs):
         p.grad.fill_(0.7)
@@ -278,7 +278,7 @@ def test_a_scheduler_that_changes_several_settings_keeps_the_graph(captured):
 def test_weight_decay_and_momentum_may_begin_and_end(captured):
     mine, theirs = weights(), weights()
     ours, own = (optim.SGD([{"params": [p]} for p in some], lr=0.1) for some in (mine, theirs))
-    worker = CapturedWorker(Worker(ours))
+    worker = FlatWorker(ours)
     worker.begin(0, seed=0)
     for number in range(24):
         for p, q in zip(mine, theirs, strict=True):
@@ -300,7 +300,7 @@ def test_rates_in_tensors_are_followed_in_place():
     mine, theirs = weights(), weights()
     rates = torch.tensor(0.1), torch.tensor(0.1)
     ours, own = (optim.SGD(some, lr=rate) for some, rate in zip((mine, theirs), rates, strict=True))
-    worker = CapturedWorker(Worker(ours))
+    worker = FlatWorker(ours)
     worker.begin(0, seed=0)
     for number in range(5):
         for p, q, rate in zip(mine, theirs, rates, strict=True):
