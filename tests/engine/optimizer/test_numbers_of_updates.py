@@ -296,10 +296,11 @@ def test_weight_decay_and_momentum_may_begin_and_end(captured):
     assert len(captured) <= 6  # the update that makes the buffers of momentum is one of them
 
 
-def test_rates_in_tensors_are_followed_in_place():
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam])
+def test_rates_in_tensors_are_followed_in_place(kind):
     mine, theirs = weights(), weights()
     rates = torch.tensor(0.1), torch.tensor(0.1)
-    ours, own = (optim.SGD(some, lr=rate) for some, rate in zip((mine, theirs), rates, strict=True))
+    ours, own = (kind(some, lr=rate) for some, rate in zip((mine, theirs), rates, strict=True))
     worker = FlatWorker(ours)
     worker.begin(0, seed=0)
     for number in range(5):
