@@ -16,7 +16,7 @@ from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.denormals import DenormalFlushing
 from popgeo.engine.gradient_accumulation import CallResults, micro_batch, write_back
 from popgeo.engine.optimizer.capture_update import UpdateGraph
-from popgeo.engine.optimizer.captured_worker import Rehearsal
+from popgeo.engine.optimizer.coming_updates import ComingUpdates
 from popgeo.engine.pipeline.random_draws import draws
 from popgeo.engine.pipeline.staging import StagePart
 from popgeo.engine.replicas import ReplicaState
@@ -44,8 +44,8 @@ class TileExact:
             IPU of 8 tiles.
 
     Raises:
-        ValueError: nothing is compiled, other processes hold replicas, the optimizer's update of an element depends on
-            other elements, the scale of the loss is dynamic, or stages that overlap draw random numbers.
+        ValueError: nothing is compiled, other processes hold replicas, the optimizer looks at whole tensors, the
+            scale of the loss is dynamic, or stages that overlap draw random numbers.
 
     Example:
         >>> from popgeo import ipu
@@ -68,7 +68,7 @@ class TileExact:
                 "a constant loss_scaling."
             )
         self._target = target or dataclasses.replace(IpuTarget.bow(), name="Bow with 8 tiles", num_tiles=8)
-        self._rehearsal = None if self._update is None else Rehearsal(self._update.worker())
+        self._coming = None if self._update is None else ComingUpdates(self._update.worker())
         self._num_updates = 0 if self._update is None else self._update.num_updates
         self._programs: dict[tuple[int, ...], CallProgram] = {}
         self._last: CallProgram | None = None
@@ -87,7 +87,7 @@ class TileExact:
         """
         tensors, graph_data = self._compiled.bound.flatten(args, kwargs)
         graph, parts = self._compiled.bound.on_processor.program_for(tensors)
-        updates, numbers = self._rehearse()
+        updates, numbers = self._next_updates()
         first = self._last is None
         self._last = joined = self._program_of(graph, updates, parts)
         if first:
@@ -129,16 +129,16 @@ class TileExact:
             raise ValueError("No program has run yet; call the TileExact first.")
         return self._last
 
-    def _rehearse(self) -> tuple[list[UpdateGraph], list[list[float]]]:
+    def _next_updates(self) -> tuple[list[UpdateGraph], list[list[float]]]:
         """Return the updates of a call and the numbers that the host gives to each of them."""
         updates, numbers = [], []
-        if self._rehearsal is not None and self._update is not None:
+        if self._coming is not None and self._update is not None:
             for _ in range(self._options.device_iterations):
-                update, needed = self._rehearsal.next(self._update.settings(self._num_updates))
+                update, needed = self._coming.next(self._update.settings(self._num_updates))
                 if update is None:
                     raise ValueError(
-                        f"{type(self._update.optimizer).__name__} updates an element of a parameter by other "
-                        "elements, too. TileExact needs an optimizer that updates each element by itself."
+                        f"{type(self._update.optimizer).__name__}'s update reads data in Python, or numbers that "
+                        "cannot be foretold. TileExact needs an optimizer such as AdamW."
                     )
                 updates.append(update)
                 numbers.append(needed)

@@ -68,6 +68,7 @@ MAY_IMPORT = {
         "largest_graph",
         "plain_surroundings",
         "quantity",
+        "replaced",
     },
     "convert": {"data", "elements", "progress", "command_line", "command_parsers", "lazy_names", "replaced"},
     "loader": {

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from popgeo.engine.optimizer.capture_update import changes_state_alone
 from popgeo.engine.optimizer.flat_parameters import FlatParameters, is_elementwise
-from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
+from popgeo.engine.optimizer.flat_worker import FlatWorker, needs_mixed
 from popgeo.engine.optimizer.worker import OwnWorker, Worker, without_parameters
 from popgeo.engine.step_options import StepOptions
 
@@ -28,14 +29,19 @@ def choose_worker(own: OwnWorker, flat: Sequence[FlatParameters], options: StepO
     elementwise = is_elementwise(type(optimizer))
     if not (elementwise or is_mixed):
         return own
-    if not (elementwise or type(optimizer).__module__.startswith("torch.optim") or hasattr(optimizer, "elementwise")):
-        raise ValueError(
-            f"{type(optimizer).__name__} may keep progress elsewhere than in the state of single parameters, so its "
-            "update cannot run in other types. Leave out accumulation_dtype, optimizer_state_dtype, master_weights "
-            "and stochastic_rounding; or give its class an attribute elementwise: True if it updates each element by "
-            "itself, False if it looks at whole parameters, one at a time."
-        )
     flat_optimizer = without_parameters(optimizer)
     groups = [optimizer.param_groups[part.group] for part in flat]
     flat_optimizer.param_groups = [{**group, "params": [part.own]} for group, part in zip(groups, flat, strict=True)]
-    return MixedWorker(flat_optimizer, options, part) if is_mixed else Worker(flat_optimizer)
+    worker = FlatWorker(flat_optimizer, options if is_mixed else None, part)
+    is_of_torch = type(optimizer).__module__.startswith("torch.optim")
+    if is_of_torch or (hasattr(optimizer, "elementwise") and changes_state_alone(worker)):
+        return worker
+    if not is_mixed and not any(part.is_divided for part in flat):
+        return own
+    raise ValueError(
+        f"{type(optimizer).__name__} may keep progress elsewhere than in the state of single parameters, so its "
+        "update cannot run in other types or in parts. Leave out accumulation_dtype, optimizer_state_dtype, "
+        "master_weights, stochastic_rounding and shard_optimizer_state; or keep its progress there, and give its class "
+        "an attribute elementwise: True if it updates each element by itself, False if it looks at whole parameters, "
+        "one at a time."
+    )

@@ -11,9 +11,8 @@ from torch.optim import Optimizer
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.loss_scaling import LossScale, LossScaling
 from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling
-from popgeo.engine.optimizer.captured_worker import CapturedWorker
 from popgeo.engine.optimizer.choose_worker import choose_worker
-from popgeo.engine.optimizer.flat_parameters import flatten_groups, is_elementwise, refuse_whole_tensors
+from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
 from popgeo.engine.optimizer.joined_memory import overlap
 from popgeo.engine.optimizer.precision import keep_types_when_loading
@@ -84,7 +83,6 @@ class Update:
         self._totals = self._named([part.total_views for part in self._flat])
         self._own = OwnWorker(optimizer, self._flat)
         self._worker = choose_worker(self._own, self._flat, options, part[0])
-        self._flat_worker = CapturedWorker(self._worker) if is_elementwise(type(optimizer)) else self._worker
         self._shares_memory = False
         # Copies of the user's groups and state at the last update. None: read them again.
         self._groups: list[dict[str, Any]] | None = None
@@ -137,7 +135,7 @@ class Update:
                 return
         if not scaling.changes_nothing:
             scaling.apply([part.flat for part in self._flat])
-        (self._own if worker is self._own else self._flat_worker).step()
+        worker.step()
         if worker is not self._own:
             replicas.hand_on([part.flat.detach().view(-1) for part in self._flat if part.is_divided])
             for part in self._flat:
@@ -150,8 +148,8 @@ class Update:
 
     @property
     def is_captured(self) -> bool | None:
-        """Whether updates run as captured graphs instead of torch's own code. None before the second update."""
-        return self._flat_worker.is_captured
+        """Whether the last update was a captured graph instead of torch's own code. None before the second update."""
+        return self._worker.is_captured
 
     def capture(self, parts: int = 1) -> OpGraph:
         """Capture the operations of an update after the first one, which makes the optimizer's state.
@@ -179,9 +177,12 @@ class Update:
         Raises:
             ValueError: The optimizer looks at whole tensors, has hooks, or its state was edited.
         """
-        refuse_whole_tensors(self.optimizer, "An update is rehearsed on single elements")
+        refuse_whole_tensors(self.optimizer, "Programs of tiles update joined parameters")
         if self._follow_optimizer() is self._own:
-            raise ValueError("The optimizer has hooks, or its state was edited. Remove them, or call reset().")
+            raise ValueError(
+                "The optimizer has hooks, keeps progress outside of its state, or had its state edited. Remove what it "
+                "has, or call reset()."
+            )
         return self._worker
 
     def settings(self, number: int) -> list[dict[str, Any]]:
@@ -259,8 +260,8 @@ class Update:
                 own = settings_of(self.optimizer)
                 self._settings = [own[part.group] for part in self._flat]
                 self._groups = [{**one, "params": members} for one, members in zip(own, self._shape, strict=True)]
-            if is_new or self._worker.keeps_types:  # a MixedWorker compares weights with its master weights here
-                self._flat_worker.take_settings(self._settings)
+            if is_new or self._worker.keeps_types:  # changed weights reach the master weights here
+                self._worker.take_settings(self._settings)
             return self._worker
         if self._worker.keeps_types or any(part.is_divided for part in self._flat):
             why = why or "had state edited for some parameters; call reset()"
@@ -284,7 +285,7 @@ class Update:
         if not min([part.adopt(self.optimizer, self._worker.optimizer.state) for part in self._flat]):
             return False
         self._adopted = _copy_state(self.optimizer)
-        self._flat_worker.begin(self.num_updates, self.seed)
+        self._worker.begin(self.num_updates, self.seed)
         return True
 
     def _check(self) -> None:

@@ -19,13 +19,13 @@ from popgeo.engine.optimizer.flat_parameters import FlatParameters
 class Worker:
     """Base class of workers: step an optimizer as torch itself does.
 
-    `MixedWorker` steps weights and state of narrow types in float32. `OwnWorker` steps the user's optimizer itself.
+    `FlatWorker` captures updates of flat parameters. `OwnWorker` steps the user's optimizer itself.
 
     Args:
-        optimizer: Optimizer of the flat parameters. It owns their state, in which a worker may keep numbers, too.
+        optimizer: Optimizer of the parameters. It owns their state, in which a worker may keep numbers, too.
 
     Attributes:
-        is_captured: Whether updates run as captured graphs.
+        is_captured: Whether the last update ran as a captured graph. None: this is not known yet.
         keeps_types: Whether state may have other types than the weights. torch's `load_state_dict` would convert it.
 
     Example:
@@ -39,7 +39,7 @@ class Worker:
         [0.75, 0.75]
     """
 
-    is_captured = False
+    is_captured: bool | None = False
     keeps_types = False
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -60,6 +60,10 @@ class Worker:
 
     def step(self) -> None:
         """Update the parameters once with their gradients."""
+        self.step_once()
+
+    def step_once(self) -> None:
+        """Let the optimizer itself update the parameters once."""
         self.optimizer.step()
 
     def state(self, parameter: Tensor) -> Mapping[str, Any]:
@@ -115,7 +119,7 @@ class OwnWorker(Worker):
         super().__init__(optimizer)
         self._flat = flat
 
-    def step(self) -> None:
+    def step_once(self) -> None:
         """Call the optimizer's own `step`, with the accumulated gradients as the parameters' gradients."""
         pairs = [pair for part in self._flat for pair in zip(part.members, part.total_views, strict=True)]
         held = [parameter.grad for parameter, _ in pairs]
@@ -165,7 +169,7 @@ def map_floats(part: Any, function: Callable[[float], Any]) -> Any:
         >>> map_floats({"lr": 0.5, "betas": [0.9, 1]}, str)
         {'lr': '0.5', 'betas': ['0.9', 1]}
     """
-    if type(part) is float:
+    if isinstance(part, float):
         return function(part)
     if type(part) in (tuple, list):
         return type(part)([map_floats(choice, function) for choice in part])

@@ -1,4 +1,4 @@
-"""MixedWorker compared with a plain loop: types, rounding, stored state and loaded state."""
+"""FlatWorker compared with a plain loop: types, rounding, stored state and loaded state."""
 
 import functools
 import warnings
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from popgeo.engine.optimizer.mixed_worker import COUNTER, MASTER, MixedWorker, needs_mixed
+from popgeo.engine.optimizer.flat_worker import COUNTER, MASTER, FlatWorker, needs_mixed
 from popgeo.engine.optimizer.precision import keep_types_when_loading, restore_types, rounding_counter
 from popgeo.engine.step_options import StepOptions
 from popgeo.ops import round_stochastic
@@ -34,8 +34,8 @@ def gradients(dtype: torch.dtype) -> list[list[Tensor]]:
     return [[torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES] for _ in range(STEPS)]
 
 
-def wrapped(make: Make, parameters: list[nn.Parameter], options: StepOptions) -> MixedWorker:
-    return MixedWorker(make(parameters), options)
+def wrapped(make: Make, parameters: list[nn.Parameter], options: StepOptions) -> FlatWorker:
+    return FlatWorker(make(parameters), options)
 
 
 def plain_loop(make: Make, dtype: torch.dtype, options: StepOptions) -> tuple[list[Tensor], list[dict[str, Any]]]:
@@ -87,7 +87,7 @@ def test_it_is_a_plain_loop_whatever_the_types(kind: str, dtype: torch.dtype, op
     for given in gradients(dtype):
         for parameter, gradient in zip(parameters, given, strict=True):
             parameter.grad = gradient.clone()
-        worker.step()
+        worker.step_once()
         # Captured updates need the state to keep its memory.
         states = [worker.optimizer.state[p] for p in parameters]
         places.add(tuple(part.data_ptr() for state in states for key, part in state.items() if key != "step"))
@@ -122,7 +122,7 @@ def test_a_parameter_without_a_gradient_stays_and_gets_no_state():
         )
         before = parameters[1].detach().clone()
         parameters[0].grad = gradients(dtype)[0][0]
-        worker.step()
+        worker.step_once()
         assert torch.equal(parameters[1].detach(), before)
         assert not worker.optimizer.state.get(parameters[1])
 
@@ -131,7 +131,7 @@ def test_what_is_there_before_the_first_step_is_made_for_what_needs_it():
     half, single, scalar = start(torch.float16)[0], start(torch.float32)[1], nn.Parameter(torch.ones(()).half())
     turned = nn.Parameter(torch.randn(2, 3).half().t())
     for choices in ({"master_weights": True}, {"stochastic_rounding": True}, {"optimizer_state_dtype": torch.float32}):
-        worker = MixedWorker(KINDS["momentum"]([half, single, scalar, turned]), StepOptions(**choices), part=2)
+        worker = FlatWorker(KINDS["momentum"]([half, single, scalar, turned]), StepOptions(**choices), part=2)
         worker.begin(7, seed=4)
         assert not worker.has_stepped
         if "master_weights" in choices:
@@ -226,7 +226,7 @@ def test_only_floating_point_of_the_parameter_s_shape_is_kept_in_another_type():
     total, signs = torch.zeros(6, 5), torch.zeros(6, 5, dtype=torch.int32)
     for given, _ in gradients(torch.float16):
         parameter.grad = given
-        worker.step()
+        worker.step_once()
         total = (total + given.float()).bfloat16().float()
         signs += given.sign().int()
     state = worker.optimizer.state[parameter]
@@ -243,7 +243,7 @@ def test_what_may_be_a_count_of_steps_keeps_its_type():
     worker = wrapped(KINDS["adam"], [scalar], StepOptions(optimizer_state_dtype=torch.float16))
     for _ in range(2):
         scalar.grad = torch.ones(()).half()
-        worker.step()
+        worker.step_once()
     assert {part.dtype for part in worker.optimizer.state[scalar].values()} == {torch.float32}
 
 

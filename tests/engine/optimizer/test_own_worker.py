@@ -120,6 +120,61 @@ def test_an_optimizer_of_others_does_what_it_does_in_eager(kind: type[optim.Opti
     assert all(p.grad is None for p in mine.parameters())
 
 
+class Lamb(Progress):
+    """Optimizer that scales each update by norms of whole tensors, with the number of updates in the group."""
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            group["k"] += 1
+            for p in group["params"]:
+                state = self.state[p]
+                mean = state.setdefault("mean", torch.zeros_like(p)).mul_(0.9).add_(p.grad, alpha=0.1)
+                update = mean / (1 - 0.9 ** group["k"]) / (p.grad.abs() + 1e-3)
+                p.sub_(update * (p.norm() / update.norm()), alpha=group["lr"])
+
+
+class ScheduleFree(Progress):
+    """Optimizer with a second point per weight and a sum of squared rates in the group."""
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            group["k"] += 1
+            weight = group["k"] ** 2 * group["lr"] ** 2
+            group["d"] += weight
+            for p in group["params"]:
+                point = self.state[p].setdefault("point", p.clone())
+                p.lerp_(point, weight / group["d"])
+                p.add_(p.grad, alpha=group["lr"] * (0.9 * (1 - weight / group["d"]) - 1))
+                point.sub_(p.grad, alpha=group["lr"])
+
+
+class Rotated(Progress):
+    """Optimizer that steps in the basis of eigenvectors of a matrix's gradients, as SOAP does."""
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for p in (p for group in self.param_groups for p in group["params"]):
+            held = self.state[p].setdefault("products", [torch.zeros(len(p), len(p))])
+            rows = p.grad.reshape(len(p), -1)
+            held[0] = 0.9 * held[0] + rows @ rows.t()
+            _, basis = torch.linalg.eigh(held[0] + 1e-3 * torch.eye(len(p)))
+            p.sub_((basis @ (basis.t() @ rows).sign()).view_as(p), alpha=1e-3)
+
+
+@pytest.mark.parametrize("kind", [Lamb, ScheduleFree, Rotated])
+def test_an_optimizer_of_whole_tensors_does_what_it_does_in_eager(kind: type[optim.Optimizer]):
+    mine, own, theirs, reference = pair(kind)
+    training = popgeo.compile_step(mine, own)
+    for number in range(8):
+        training(batch(number))
+        eager(theirs, reference, batch(number))
+    assert_same(mine, theirs)
+    assert [group["k"] for group in own.param_groups] == [group["k"] for group in reference.param_groups]
+    assert not training.update.is_captured
+
+
 @pytest.mark.parametrize("kind", [Progress, ByNumber])
 def test_it_does_so_with_accumulation_clipping_and_a_dynamic_scale(kind: type[optim.Optimizer]):
     mine, own, theirs, reference = pair(kind)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from popgeo.compat.account import honoured, ignored, recorded
 from popgeo.compat.poptorch.errors import check, said
 from popgeo.engine.loss_scaling import LossScale
-from popgeo.engine.optimizer.mixed_worker import MixedWorker, needs_mixed
+from popgeo.engine.optimizer.flat_worker import FlatWorker, needs_mixed
 from popgeo.engine.optimizer.precision import restore_types
 from popgeo.engine.step_options import StepOptions
 
@@ -215,7 +215,7 @@ class PoptorchOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if needs_mixed(self, StepOptions()):
-            MixedWorker(self, StepOptions()).step()
+            FlatWorker(self, StepOptions()).step_once()
         else:
             self._update()
         return loss

@@ -1,38 +1,47 @@
-"""Worker that steps float16 and bfloat16 weights in float32."""
+"""Worker that steps an optimizer over flat parameters: as a captured graph, and narrow types in float32."""
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from popgeo.engine.graph_runner import GraphRunner
+from popgeo.engine.optimizer.capture_update import UpdateGraph
+from popgeo.engine.optimizer.coming_updates import ComingUpdates
 from popgeo.engine.optimizer.precision import NARROW, is_mixed, rounding_counter
-from popgeo.engine.optimizer.worker import Worker
+from popgeo.engine.optimizer.worker import Worker, settings_of
 from popgeo.engine.step_options import StepOptions
 from popgeo.ops.round_stochastic import round_stochastic
 
 MASTER, COUNTER = "master_weights", "rounding"
 
 
-class MixedWorker(Worker):
-    """Worker that widens narrow weights and state to float32, steps, and rounds the results to their types.
+class FlatWorker(Worker):
+    """Worker over flat parameters, which runs updates as captured graphs.
 
-    float32 and float64 weights keep their type during the step; only their state may be stored in another type. Next
-    to the optimizer's own state, the options add `master_weights`, the weights in float32, and `rounding`, the counter
-    of the random numbers that round. An optimizer may have an attribute `state_types`: the type of each piece of its
-    state, by name. `optimizer_state_dtype` overrides it.
+    The optimizer itself makes the first update after `begin`, which makes the state, and each update that cannot be
+    captured. `ComingUpdates` gives the graph and the numbers of every other update.
+
+    With `options`, an update widens float16 and bfloat16 weights and narrow state to float32, steps, and rounds the
+    results to their types. float32 and float64 weights keep their type during the step. Next to the optimizer's own
+    state, the options add `master_weights`, the weights in float32, and `rounding`, the counter of the random numbers
+    that round. An optimizer may have an attribute `state_types`: the type of each piece of its state, by name.
+    `optimizer_state_dtype` overrides it.
 
     Args:
-        optimizer: Optimizer of the narrow weights, which stores their state.
-        options: Options of the run. Used: `optimizer_state_dtype`, `master_weights` and `stochastic_rounding`.
+        optimizer: Optimizer of the flat parameters. It owns their state, in which the worker keeps numbers, too.
+        options: Options of the run. Used: `optimizer_state_dtype`, `master_weights` and `stochastic_rounding`. Default:
+            the update has the types of the weights.
         part: Part of the weights that this process updates. Default: 0, also when it updates all of them.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
         >>> sgd = torch.optim.SGD([weight], lr=1e-4, momentum=0.9)
-        >>> worker = MixedWorker(sgd, StepOptions(master_weights=True))
+        >>> worker = FlatWorker(sgd, StepOptions(master_weights=True))
         >>> weight.grad = torch.ones(1, dtype=torch.float16)
         >>> for _ in range(3):
         ...     worker.step()
@@ -40,17 +49,27 @@ class MixedWorker(Worker):
         (0.99951171875, tensor([0.9994]), tensor([2.7100]))
     """
 
-    keeps_types = True
-
-    def __init__(self, optimizer: Optimizer, options: StepOptions, part: int = 0) -> None:
+    def __init__(self, optimizer: Optimizer, options: StepOptions | None = None, part: int = 0) -> None:
         super().__init__(optimizer)
-        self._options, self._part = options, part
+        self.keeps_types, self._options, self._part = options is not None, options or StepOptions(), part
         self._types: Mapping[str, torch.dtype] | None = getattr(optimizer, "state_types", None)
+        self._settings: Sequence[Mapping[str, Any]] = settings_of(optimizer)
+        self._forget(has_state=False)
+
+    def _forget(self, has_state: bool) -> None:
+        """Forget captured updates."""
+        self._has_state, self.is_captured = has_state, None
+        self._coming: ComingUpdates | None = None
+        self._is_ahead = False  # whether the optimizer itself has stepped since the state was read
+        self._numbers: list[float] | None = None  # of the last captured update
+        self._runners: dict[int, GraphRunner | None] = {}  # by id of the update's graph, which `ComingUpdates` keeps
 
     @torch.no_grad()
     def begin(self, num_updates: int, seed: int) -> None:
-        """Widen the state, and create master weights and counters of rounding."""
-        self._widen_state()
+        """Continue from the optimizer's state: widen it, and create master weights and counters of rounding."""
+        self._forget(has_state=all(self.optimizer.state.get(p) for p in self.parameters))
+        if self.keeps_types:
+            self._widen_state()
         for number, parameter in enumerate(self.parameters):
             if self._options.stochastic_rounding:
                 # Every process updates an undivided parameter, so all use the same random numbers for it.
@@ -63,6 +82,7 @@ class MixedWorker(Worker):
     @torch.no_grad()
     def take_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
         """Set the settings, and copy to the master weights each weight that the user has changed."""
+        self._settings = settings
         super().take_settings(settings)
         for parameter in self.parameters:
             master = self.optimizer.state.get(parameter, {}).get(MASTER)
@@ -70,9 +90,52 @@ class MixedWorker(Worker):
                 same = master.to(parameter.dtype) == parameter
                 master.copy_(torch.where(same, master, parameter.to(master.dtype)))
 
-    @torch.no_grad()
     def step(self) -> None:
-        """Update the parameters once, in float32, and round the results."""
+        """Update the parameters once with their gradients, as a captured graph if that is possible."""
+        runner = self._next_runner() if self._has_state else None
+        if runner is None:
+            self.step_once()
+            self._has_state = self._is_ahead = True
+            return
+        runner.run([])
+        assert self._coming is not None
+        for (number, key), count in self._coming.plain_counts().items():
+            self.optimizer.state[self.parameters[number]][key] = count
+
+    def _next_runner(self) -> GraphRunner | None:
+        """Return the runner of the next update, with its numbers set. None if the update cannot be captured."""
+        if self._coming is None:
+            self._coming = ComingUpdates(self)
+        elif self._is_ahead:
+            self._coming.read_state()
+        update, numbers = self._coming.next(self._settings)
+        self._is_ahead = False
+        if id(update) not in self._runners:
+            self._runners[id(update)] = None if update is None else self._make_runner(update)
+        runner = self._runners[id(update)]
+        self.is_captured = runner is not None
+        if runner is not None and numbers is not self._numbers:
+            runner.set_numbers(numbers)
+            self._numbers = numbers
+        return runner
+
+    def _make_runner(self, update: UpdateGraph) -> GraphRunner | None:
+        graph = update.graph
+        given = {graph.values[v].storage for v in graph.inputs.values()}
+        # State in a new tensor would be lost.
+        if any(graph.values[v].storage not in given for v in graph.outputs if v is not None):
+            return None
+        return GraphRunner(replace(graph, outputs=()), self.tensors())
+
+    def step_once(self) -> None:
+        """Let the optimizer itself update the parameters once, in float32 if the worker keeps types."""
+        if self.keeps_types:
+            self._step_wide()
+        else:
+            self.optimizer.step()
+
+    @torch.no_grad()
+    def _step_wide(self) -> None:
         parameters = self.parameters
         wide = [self._widened(parameter) for parameter in parameters]
         inner = Worker(self.optimizer).for_parameters(wide).optimizer
@@ -85,9 +148,10 @@ class MixedWorker(Worker):
             if one.grad is not None:
                 self._keep(parameter, one, inner.state[one])
 
-    def state(self, parameter: Tensor) -> dict[str, Any]:
+    def state(self, parameter: Tensor) -> Mapping[str, Any]:
         """Return the state of a parameter without the counter of rounding, which follows from the number of updates."""
-        return {key: part for key, part in self.optimizer.state.get(parameter, {}).items() if key != COUNTER}
+        own = super().state(parameter)
+        return {key: part for key, part in own.items() if key != COUNTER} if COUNTER in own else own
 
     @property
     def has_stepped(self) -> bool:
