@@ -62,13 +62,16 @@ class BoundStep:
     def __post_init__(self) -> None:
         self._of_batch = BatchArguments(self.signature)
 
-    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def __call__(self, tensors: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
         """Run a call, and count it unless it fails.
 
+        Args:
+            tensors: The tensors of the call, from `flatten`.
+            graph_data: The graph data among its arguments.
+
         Raises:
-            ValueError: an argument differs from the compiled step's; the message names it.
+            ValueError: a tensor has no memory; the message names it.
         """
-        tensors, graph_data = self.flatten(args, kwargs)
         if not all(map(lies_in_memory, tensors)):
             require_arguments(self.arguments, tensors)
         start = time.perf_counter()
@@ -81,20 +84,14 @@ class BoundStep:
             results = without_derivative(results, tensors)
         return self.unflatten(results, graph_data)
 
-    def serves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether the step still fits the model and a call; bind it again if weights have only moved.
-
-        Raises:
-            ValueError: the model has changed, and an argument differs from the compiled step's.
-        """
+    def serves(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether the step still fits the model and a call; bind it again if weights have only moved."""
         for part in self.filters:
             part.follow_filters()
-        given = () if self.largest_graph is None else self.flatten(args, kwargs)[0]
-        if largest_graph.may_exceed(given, self.largest_graph):
+        if self.largest_graph is not None and largest_graph.may_exceed(tensors, self.largest_graph):
             return False
         if self.watch.is_unchanged():
             return True
-        self.flatten(args, kwargs)  # rejects other shapes before anything is compiled again
         with ONE_AT_A_TIME:  # another thread may be capturing the same model
             for part in self.filters:
                 part.follow_filters(may_be_replaced=True)
@@ -114,11 +111,15 @@ class BoundStep:
         """
         args, kwargs = self._of_batch(args, kwargs)
         form = self._forms.get((len(args), *kwargs))
-        found: tuple[list[Tensor], list[Any]] = ([], [])
         if form is not None:
             parts = (*args, *kwargs.values())
-            if all(takes(compiled, parts[position], *found) for position, compiled in form):
-                return found
+            tensors: list[Tensor] = []
+            graph_data: list[Any] = []
+            for position, compiled in form:
+                if not takes(compiled, parts[position], tensors, graph_data):
+                    break
+            else:
+                return tensors, graph_data
         given = Arguments.of(self.signature, args, kwargs)
         if not same(self.arguments, given.structure):
             given = given.like(self.arguments)

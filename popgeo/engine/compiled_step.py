@@ -67,10 +67,12 @@ class CompiledStep:
             if self._recipe.optimizer is not None:
                 refuse_no_grad()
             bound = self._bound
-            if bound is None or not bound.serves(args, kwargs):
+            given = None if bound is None else bound.flatten(args, kwargs)
+            if bound is None or given is None or not bound.serves(given[0]):
                 self._drop()
                 bound = self._compile(args, kwargs)
-            return bound(args, kwargs)
+                given = bound.flatten(args, kwargs)
+            return bound(*given)
 
     def compile(self, *args: Any, **kwargs: Any) -> "CompiledStep":
         """Compile the step for these arguments of a call, without running it.

@@ -4,6 +4,7 @@ import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
@@ -25,6 +26,7 @@ _MASKS = ("nodes_mask", "seeds_mask", "edges_mask", "edge_label_mask", "graphs_m
 _NO_LABELS = ("cell", "pbc", "charge", "u")  # features of graphs
 _WHOLE = (torch.int64, torch.int32)
 _A_MASK = "(mask)"
+_REQUIRES_GRAD = attrgetter("requires_grad")
 _CHOOSE_ROWS = ("aten.slice", "aten.index", "aten.select", "aten.narrow", "aten.gather")
 _DONE = (
     "The compiled step has run the backward pass and the optimizer's update already, and leaves no gradients. Leave "
@@ -112,9 +114,9 @@ def without_derivative(results: list[Tensor], arguments: Sequence[Tensor]) -> li
         results: The results of a call.
         arguments: The arguments of the call.
     """
-    differentiated = next((one for one in arguments if one.requires_grad), None)
-    if differentiated is None or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or not any(map(_REQUIRES_GRAD, arguments)):
         return results
+    differentiated = next(filter(_REQUIRES_GRAD, arguments))
     return [
         _NonDifferentiableIdentity.apply(one, differentiated) if one.is_floating_point() else one for one in results
     ]

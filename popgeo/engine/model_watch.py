@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._dynamo import guards
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
@@ -19,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from popgeo.capture.held_state import OF_EVERY_MODULE, containers_in
 from popgeo.capture.pytree import SCALARS
 from popgeo.engine.same_objects import holds_the_same
+from popgeo.native.tensor_forms import same_forms
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FORWARD = operator.attrgetter("forward")
@@ -49,16 +49,21 @@ class ModelWatch:
     def is_unchanged(self) -> bool:
         """Return whether no part of the model was replaced, moved or set since the last look."""
         return (
-            holds_the_same(self._tables, self._entries)
-            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-            and self._forms.check(*self._tensors)
-            and all(map(operator.is_, map(dict.get, self._holders, self._names), self._kept))
-            and list(map(type, self._modules)) == self._kinds
-            and list(map(_FORWARD, self._forwards)) == [*self._forwards.values()]
-            and holds_the_same(list(map(getattr, self._classes, self._class_names, repeat(None))), self._class_values)
-            and RemovableHandle.next_id == self._next_hook
-            and types_around() == self._types
+            all(map(operator.is_, map(dict.get, self._holders, self._names), self._kept))
+            and holds_the_same(self._visible(), self._seen)
+            and self._has_same_forms()
         )
+
+    def _visible(self) -> list[Any]:
+        """Return the present types, functions and tables, for one comparison."""
+        return [
+            *types_around(),
+            RemovableHandle.next_id,
+            *map(type, self._modules),
+            *map(_FORWARD, self._forwards),
+            *map(getattr, self._classes, self._class_names, repeat(None)),
+            *self._tables,
+        ]
 
     def needs_capture(self) -> bool:
         """Return whether a property that affects the capture has changed; False if weights have only moved."""
@@ -71,12 +76,12 @@ class ModelWatch:
     def look(self) -> None:
         """Gather the identities and addresses that `is_unchanged` compares."""
         modules = dict(self.model.named_modules())
-        self._modules, self._types = list(modules.values()), types_around()
-        self._kinds = list(map(type, self._modules))
+        self._modules = list(modules.values())
         # Classes of TorchScript have no `forward`; only their instances do.
-        self._forwards = {kind: _FORWARD(kind) for kind in self._kinds if not issubclass(kind, torch.jit.ScriptModule)}
+        kinds = dict.fromkeys(map(type, self._modules))
+        self._forwards = [kind for kind in kinds if not issubclass(kind, torch.jit.ScriptModule)]
         tables = [t for one in modules.values() for t in (one._parameters, one._buffers, one._modules)]
-        self._tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors = [*self.model.parameters(), *self.model.buffers()]
         trainable = self.model.parameters() if self._trains else []
         hooks = [*_HOOKS_OF_ALL, *(getattr(one, name) for one in modules.values() for name in _HOOKS)]
         hooks += [own for parameter in trainable for own in _hooks_of(parameter)]
@@ -84,19 +89,15 @@ class ModelWatch:
         watched = [(one, name) for path, one in modules.items() for name in self._attributes(path, one)]
         values = [vars(one).get(name, getattr(type(one), name, None)) for one, name in watched]
         self._tables += [table for value in values for table in containers_in(value)]
-        self._entries = [copy.copy(table) for table in self._tables]
         of_classes = [(type(one), name) for one, name in watched if not callable(getattr(type(one), name, None))]
         self._classes, self._class_names = [kind for kind, _ in of_classes], [name for _, name in of_classes]
-        self._class_values = list(map(getattr, self._classes, self._class_names, repeat(None)))
         places = [(vars(one), name) for one, name in watched] + [(vars(one), "training") for one in modules.values()]
         self._holders: list[Any] = [holder for holder, _ in places]
         self._names, self._kept = [name for _, name in places], [holder.get(name) for holder, name in places]
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        # One call of torch compares types, shapes, strides and requires_grad of all tensors.
-        sizes: Any = [list(tensor.size()) for tensor in self._tensors]
-        strides: Any = [list(tensor.stride()) for tensor in self._tensors]
-        self._forms = guards.TensorGuards(*self._tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        self._next_hook = RemovableHandle.next_id
+        self._addresses = [tensor.data_ptr() for tensor in tensors]
+        self._has_same_forms = same_forms(tensors)
+        present = self._visible()
+        self._seen = present[: len(present) - len(self._tables)] + [copy.copy(table) for table in self._tables]
 
     def _properties(self) -> Iterator[tuple[str, Any]]:
         """Yield the name and the value of each property of the model that affects its capture."""

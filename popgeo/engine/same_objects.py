@@ -2,8 +2,13 @@
 
 from typing import Any
 
-from torch._C import _get_function_stack_at, _len_torch_function_stack
-from torch.overrides import TorchFunctionMode, _pop_mode
+from torch._C import (
+    _get_function_stack_at,
+    _len_torch_function_stack,
+    _pop_torch_function_stack,
+    _push_on_torch_function_stack,
+)
+from torch.overrides import TorchFunctionMode
 
 
 class _IdentityComparison(TorchFunctionMode):
@@ -36,12 +41,14 @@ def holds_the_same(one: Any, other: Any) -> bool:
         False
     """
     while (depth := _len_torch_function_stack()) and isinstance(_get_function_stack_at(depth - 1), _IdentityComparison):
-        _pop_mode()
-    with _IdentityComparison() as mode:
-        try:
-            mode.comparing = True
-            return bool(one == other)
-        except (RuntimeError, TypeError, ValueError):
-            return False
-        finally:
-            mode.comparing = False
+        _pop_torch_function_stack()
+    mode = _IdentityComparison()
+    _push_on_torch_function_stack(mode)
+    try:
+        mode.comparing = True
+        return bool(one == other)
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    finally:
+        mode.comparing = False
+        _pop_torch_function_stack()

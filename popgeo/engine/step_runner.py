@@ -28,6 +28,7 @@ from popgeo.engine.step_options import StepOptions
 from popgeo.engine.threads import ThreadChoice
 from popgeo.plain_surroundings import plain_surroundings
 
+_NOTHING_LENT = contextlib.nullcontext()
 Runner = GraphRunner | InductorRunner | RoundRunner
 
 
@@ -65,8 +66,9 @@ class StepRunner:
         self.update, self.replicas = update, replicas
         self.threads = ThreadChoice(options.num_threads)
         self._mode = options.chosen_output_mode(trains=update is not None)
-        # Micro-batches of each replica between two updates; for a forward pass, in a whole call.
-        self._round = options.device_iterations if update is None else options.gradient_accumulation
+        # Micro-batches of each replica in a call, and between two updates; a forward pass has one round.
+        self._num_steps = options.steps_per_call
+        self._round = self._num_steps if update is None else options.gradient_accumulation
         arguments = step.graph.inputs_of(Role.ARGUMENT)
         self._row_indices = [position for position, given in enumerate(arguments) if given in step.row_indices]
         self._written = [position for position, given in enumerate(arguments) if given in step.written]
@@ -108,16 +110,16 @@ class StepRunner:
             raise
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        options, count = self._options, len(self.replica_states)
-        runner, factor = self._runner_for(tensors), options.steps_per_call * count
+        runner, factor = self._runner_for(tensors), self._num_steps * len(self.replica_states)
         if runner.draws_random_numbers and self._follows_seed:
             self._follow_seed()
         # Replica by replica within each step.
-        inputs = [micro_batch(tensors, number, factor) for number in range(factor)]
-        results = CallResults(self._mode, options.output_period, options.steps_per_call)
+        inputs = [tensors] if factor == 1 else [micro_batch(tensors, number, factor) for number in range(factor)]
+        results = CallResults(self._mode, self._options.output_period, self._num_steps)
+        run_round = self._run_stages if isinstance(runner, RoundRunner) else self._run_round
         try:
-            for first in range(0, options.steps_per_call, self._round):
-                self._run_round(runner, inputs, results, first)
+            for first in range(0, self._num_steps, self._round):
+                run_round(runner, inputs, results, first)
                 if self.update is not None:
                     self.update.apply(self.replicas)
         finally:
@@ -140,49 +142,56 @@ class StepRunner:
             if not self.replica_states[0].draws_as_torch:
                 torch.rand(())
 
-    def _run_round(self, runner: Runner, inputs: Sequence[Sequence[Tensor]], results: CallResults, first: int) -> None:
-        """Run the micro-batches up to the next update: one after the other, or in the order of the stages.
+    def _run_round(self, runner: Any, inputs: Sequence[Sequence[Tensor]], results: CallResults, first: int) -> None:
+        """Run the micro-batches up to the next update, one after the other.
 
         Args:
-            runner: Runs one micro-batch, or a round of stages.
+            runner: Runs one micro-batch.
             inputs: The tensors of each micro-batch of the call, replica by replica within each step.
             results: Collects the results of the call.
             first: The number of the round's first step within the call.
         """
-        count, states = len(self.replica_states), self.replica_states
-
-        def take(number: int, replica: int, made: Sequence[Tensor | None]) -> None:
-            """Keep the results of a micro-batch, and write changed arguments back to the caller's tensors."""
-            returned = self._step.num_returned
-            if results.wants(first + number):
-                results.add(first + number, replica, [tensor for tensor in made[:returned] if tensor is not None])
-            if self._written:
-                given = inputs[(first + number) * count + replica]
-                write_back([given[i] for i in self._written], made[returned:])
-
-        if isinstance(runner, RoundRunner):
-            steps = range(first, first + self._round)
-            with ONE_AT_A_TIME if runner.draws_random_numbers else contextlib.nullcontext():
-                runner.run(
-                    [inputs[step * count : (step + 1) * count] for step in steps],
-                    [state.generator for state in states],
-                    on_results=take,
-                    on_gradients=None if self.update is None else self.update.accumulate,
-                    of_replica=lambda replica: states[replica].lent_to(self._model),
-                )
-            return
-        for number in range(self._round):
+        states = self.replica_states
+        for number in range(first, first + self._round):
             for replica, state in enumerate(states):
-                given = inputs[(first + number) * count + replica]
-                with state.lent_to(self._model) if state.buffers else contextlib.nullcontext():
+                given = inputs[number * len(states) + replica]
+                with state.lent_to(self._model) if state.buffers else _NOTHING_LENT:
                     if runner.draws_random_numbers:
                         again = partial(self._run_in_order, runner.graph)
                         made = drawing_from(state.generator, runner.run, given, as_eager=again)
                     else:
                         made = runner.run(given)
-                take(number, replica, made)
+                self._keep(results, given, number, replica, made)
                 if self.update is not None:
-                    self.update.accumulate(first=number == 0 and replica == 0)
+                    self.update.accumulate(first=number == first and replica == 0)
+
+    def _run_stages(self, runner: Any, inputs: Sequence[Sequence[Tensor]], results: CallResults, first: int) -> None:
+        """Run the micro-batches up to the next update in the order of the stages; see `_run_round`."""
+        count, states = len(self.replica_states), self.replica_states
+
+        def take(number: int, replica: int, made: Sequence[Tensor | None]) -> None:
+            step = first + number
+            self._keep(results, inputs[step * count + replica], step, replica, made)
+
+        steps = range(first, first + self._round)
+        with ONE_AT_A_TIME if runner.draws_random_numbers else contextlib.nullcontext():
+            runner.run(
+                [inputs[step * count : (step + 1) * count] for step in steps],
+                [state.generator for state in states],
+                on_results=take,
+                on_gradients=None if self.update is None else self.update.accumulate,
+                of_replica=lambda replica: states[replica].lent_to(self._model),
+            )
+
+    def _keep(
+        self, results: CallResults, given: Sequence[Tensor], step: int, replica: int, made: Sequence[Tensor | None]
+    ) -> None:
+        """Keep the results of a micro-batch, and write changed arguments back to the caller's tensors."""
+        returned = self._step.num_returned
+        if results.wants(step):
+            results.add(step, replica, [tensor for tensor in made[:returned] if tensor is not None])
+        if self._written:
+            write_back([given[i] for i in self._written], made[returned:])
 
     def _run_in_order(self, graph: OpGraph, given: Sequence[Tensor]) -> None:
         """Run a micro-batch in the order of eager code, on copies of weights and buffers."""
@@ -251,7 +260,8 @@ class StepRunner:
 
     def _runner_for(self, tensors: Sequence[Tensor]) -> Runner:
         """Return the runner for these inputs; negative row numbers need operations that count them from the end."""
-        if not any(tensors[i].numel() and int(tensors[i].min()) < 0 for i in self._row_indices):
+        given = [tensors[i] for i in self._row_indices]
+        if not any(tensor.numel() and int(tensor.min()) < 0 for tensor in given):
             return self.usual
         if self._careful is None:
             self._careful = self._bound(without_row_indexing(self._step.graph, self._step.row_indices))

@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from popgeo.engine.optimizer.joined_memory import apart, copier, is_dense
 from popgeo.engine.optimizer.precision import gradient_type
 from popgeo.engine.replicas import is_sharded, part_of
 from popgeo.engine.step_options import StepOptions
+from popgeo.native.tensor_forms import same_forms
 
 # torch's optimizers that update each element by itself, so that parameters may be joined.
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
@@ -111,8 +112,7 @@ class FlatParameters:
         self._counts: dict[str, Tensor] = {}  # step counts: one row per member
         self._count_bytes: list[np.ndarray] = []
         self._shown_counts: list[bytes] = []
-        self._shown: list[Tensor] = []
-        self._addresses: list[int] = []
+        self._has_shown_memory: Callable[[], bool] = lambda: True
 
     def follow_memory(self) -> bool:
         """Use the present memory of the members. Return whether updates run in that memory and it has changed."""
@@ -157,10 +157,11 @@ class FlatParameters:
         """
         has_new = False
         for key, part in state.items():
-            is_elementwise = _is_elementwise(part, self.own)
-            if key in self._counts and not is_elementwise:
-                self._counts[key].copy_(part)
+            rows = self._counts.get(key)
+            if rows is not None and rows is not part and not _is_elementwise(part, self.own):
+                rows.copy_(part)
             elif self._published.get(key, self) is not part:
+                is_elementwise = _is_elementwise(part, self.own)
                 has_new, self._published[key] = True, part
                 shown: Sequence[Any] = [part] * len(self.members)
                 if is_elementwise and (self.is_divided or len(self.members) > 1):
@@ -176,8 +177,7 @@ class FlatParameters:
                     optimizer.state[p][key] = own
         if has_new:
             held = [optimizer.state[p][key] for key in self._published for p in self.members]
-            self._shown = [one for one in held if isinstance(one, Tensor)]
-            self._addresses = list(map(Tensor.data_ptr, self._shown))
+            self._has_shown_memory = same_forms([one for one in held if isinstance(one, Tensor)])
             self._count_bytes = [c.detach().reshape(-1).view(torch.uint8).numpy() for c in self._counts.values()]
         self._shown_counts = [count.tobytes() for count in self._count_bytes]
         return has_new
@@ -186,7 +186,7 @@ class FlatParameters:
     def is_as_shown(self) -> bool:
         """Whether the published state still has its memory and step counts. Other edits in place reach `own`."""
         counts = [count.tobytes() for count in self._count_bytes]
-        return counts == self._shown_counts and list(map(Tensor.data_ptr, self._shown)) == self._addresses
+        return counts == self._shown_counts and self._has_shown_memory()
 
     def cut(self, parts: int) -> nn.Parameter:
         """Return the largest of several equal parts of the flat parameter, with its gradient."""

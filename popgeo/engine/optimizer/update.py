@@ -80,6 +80,7 @@ class Update:
         self._shape = [list(group["params"]) for group in optimizer.param_groups]
         self._flat = flatten_groups(optimizer, set(parameters.values()), options, part)
         self.gradients = self._named([part.gradient_views for part in self._flat])
+        self._adds_up = any(part.total is not part.gradient for part in self._flat)
         self._totals = self._named([part.total_views for part in self._flat])
         self._own = OwnWorker(optimizer, self._flat)
         self._worker = choose_worker(self._own, self._flat, options, part[0])
@@ -95,6 +96,8 @@ class Update:
             names: Parameters that have gradients. Default: all.
             first: Whether this is the first micro-batch of the update, which replaces the sums.
         """
+        if not self._adds_up:
+            return
         if names is None:
             pairs = [(part.total, part.gradient) for part in self._flat]
         else:
