@@ -54,8 +54,7 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     tensors, structure = flatten(BatchArguments(signature_of(model))(inputs, named_inputs))
     state = [*module.parameters(), *module.buffers()]
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake_mode:
-        fakes = [fake_of(tensor, tensor.requires_grad) for tensor in (*tensors, *state)]
+    fakes = [fake_of(fake_mode, tensor, tensor.requires_grad) for tensor in (*tensors, *state)]
     # Indices of a batch determine the numbers of graphs and edges; values that depend on features are made up.
     pairs = zip(fakes, (*tensors, *state), strict=True)
     given = {id(fake): real for fake, real in pairs if not (real.is_floating_point() or real.is_complex())}

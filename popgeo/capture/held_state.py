@@ -1,12 +1,11 @@
 """The state of a module during its capture: stand-ins for its tensors, and checks of all its changes."""
 
 import contextlib
-import copy
 import random
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -112,14 +111,13 @@ def noted_reads() -> Iterator[dict[tuple[int, str], tuple[Any, Any]]]:
         >>> reads == {(id(linear), "in_features"): (2, 2)}
         True
     """
-    thread, reads = threading.get_ident(), dict[tuple[int, str], tuple[Any, Any]]()
+    thread, look_up, reads = get_ident(), object.__getattribute__, dict[tuple[int, str], tuple[Any, Any]]()
 
     def note(module: nn.Module, name: str) -> Any:
-        key = id(module), name
-        if threading.get_ident() == thread and name not in OF_EVERY_MODULE and key not in reads:
+        if name not in OF_EVERY_MODULE and (key := (id(module), name)) not in reads and get_ident() == thread:
             value = vars(module).get(name)
             reads[key] = value, _snapshot(value)
-        return object.__getattribute__(module, name)
+        return look_up(module, name)
 
     with replaced(nn.Module, "__getattribute__", note):
         yield reads
@@ -145,7 +143,7 @@ class _ModuleState:
         self.path, self.module, self.attributes = path, module, dict(vars(module))
         self.parameters, self.buffers = dict(module._parameters.items()), dict(module._buffers.items())
         # Tables of parameters, buffers, submodules and hooks, and lists of the model itself.
-        self.contents = {name: (own, copy.copy(own)) for name, own in self.attributes.items() if type(own) in _HOLDERS}
+        self.contents = {name: (own, own.copy()) for name, own in self.attributes.items() if type(own) in _HOLDERS}
         # TorchScript keeps other attributes outside of Python.
         kind = self.attributes.get("_concrete_type")
         script: Any = None if kind is None else module._c
