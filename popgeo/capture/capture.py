@@ -64,6 +64,7 @@ def capture(
     recorder = Recorder(inspect.unwrap(capture).__code__)
     recorder.on_operation = on_operation
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake_mode.cache_enabled = False  # the recorder knows layouts itself
     placed: dict[Input, Tensor] = {one: fake_of(fake_mode, own, one.name in trained) for one, own in state.items()}
     scale = fake_of(fake_mode, torch.empty(()), False) if loss_scaling is None and trained else None
     inputs = _stand_ins(fake_mode, arguments)
@@ -76,9 +77,9 @@ def capture(
     def run() -> tuple[list[Tensor], Any]:
         """Record the forward pass; return its tensors and their nesting."""
         try:
-            with static_forms() as slots, recorder.follow_modules(module), recorder, casting:
+            with static_forms(recorder.slots), recorder.follow_modules(module), recorder, casting:
                 results, result = flatten(arguments.pass_to(function, list(inputs.values())))
-                return slots.check_results(results), result
+                return recorder.slots.check_results(results), result
         except RuntimeError as error:
             if recorder.refusal is not None:  # TorchScript loses the error and its message
                 raise recorder.refusal from error

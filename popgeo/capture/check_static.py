@@ -68,9 +68,9 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     try:
         with (
             torch.random.fork_rng(devices=[]), fake_mode, swapped(module, by_id) as held, torch.enable_grad(),
-            static_forms() as slots, recorder.follow_modules(module), recorder,
+            static_forms(recorder.slots), recorder.follow_modules(module), recorder,
         ):  # fmt: skip
-            slots.check_results(flatten(model(*args, **kwargs))[0])
+            recorder.slots.check_results(flatten(model(*args, **kwargs))[0])
             held.replaced_buffers(recorder.page.is_constant)
     except Exception:
         # Code after a made-up value may fail; earlier findings stay true.
