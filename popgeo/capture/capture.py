@@ -87,7 +87,7 @@ def capture(
 
     with (
         held_state.ONE_AT_A_TIME, drawn_numbers(function, arguments, recorder) as drawn, fake_mode,
-        held_state.noted_reads() as reads, held_state.swapped(module, by_id) as held, torch.enable_grad(),
+        held_state.noted_reads(module) as reads, held_state.swapped(module, by_id) as held, torch.enable_grad(),
     ):  # fmt: skip
         before = held.attributes()
         results, result = run()

@@ -100,12 +100,12 @@ def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["H
 
 
 @contextlib.contextmanager
-def noted_reads() -> Iterator[dict[tuple[int, str], tuple[Any, Any]]]:
-    """Note the plain attributes of modules that the block reads: each value at the first read, and its contents.
+def noted_reads(model: nn.Module) -> Iterator[dict[tuple[int, str], tuple[Any, Any]]]:
+    """Note the plain attributes of a model that the block reads: each value at the first read, and its contents.
 
     Example:
         >>> linear = nn.Linear(2, 2)
-        >>> with noted_reads() as reads:
+        >>> with noted_reads(linear) as reads:
         ...     linear.in_features
         2
         >>> reads == {(id(linear), "in_features"): (2, 2)}
@@ -113,13 +113,17 @@ def noted_reads() -> Iterator[dict[tuple[int, str], tuple[Any, Any]]]:
     """
     thread, look_up, reads = get_ident(), object.__getattribute__, dict[tuple[int, str], tuple[Any, Any]]()
 
-    def note(module: nn.Module, name: str) -> Any:
+    def note(module: Any, name: str) -> Any:
         if name not in OF_EVERY_MODULE and (key := (id(module), name)) not in reads and get_ident() == thread:
             value = vars(module).get(name)
             reads[key] = value, _snapshot(value)
         return look_up(module, name)
 
-    with replaced(nn.Module, "__getattribute__", note):
+    with contextlib.ExitStack() as stack:
+        # A change of nn.Module itself would make Python update the hundreds of its subclasses.
+        kinds = {type(one) for one in model.modules()}
+        for kind in {one if one.__getattribute__ is look_up else nn.Module for one in kinds}:
+            stack.enter_context(replaced(kind, "__getattribute__", note))
         yield reads
 
 

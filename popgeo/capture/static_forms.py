@@ -89,7 +89,7 @@ class _TorchForms(TorchFunctionMode):
         self._slots = slots
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        form, named = _IN_TORCH.get(func), dict(kwargs or {})
+        form, named = _IN_TORCH.get(func), kwargs or {}
         if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
             args = static_rows.with_boolean_masks(*args)
         made = NotImplemented if form is None else form(*args, **named)
