@@ -87,7 +87,9 @@ def print_ethanol(rounds: int) -> None:
     goals = ((whole, GOAL_OF_ETHANOL), (whole - of_ase, GOAL_OF_OURS))
     of_step, of_ours = (f"goal {goal}: {'met' if spent <= goal else 'missed'}" for spent, goal in goals)
     print(f"  a step of ethanol: {whole:.2f} ms ({of_step})")
-    print(f"  with a calculator that returns zeros: {of_ase:.2f} ms; popgeo's share: {whole - of_ase:.2f} ms ({of_ours})")
+    print(
+        f"  with a calculator that returns zeros: {of_ase:.2f} ms; popgeo's share: {whole - of_ase:.2f} ms ({of_ours})"
+    )
 
 
 def print_copper(repeats: Sequence[int], rounds: int) -> None:

@@ -182,7 +182,7 @@ def fake_of(mode: FakeTensorMode, tensor: Tensor, trained: bool) -> Tensor:
     memory = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     fake: Tensor = FakeTensor(mode, marked(memory, marks_of(tensor)), _PROCESSOR)
     if isinstance(tensor, nn.Parameter):
-        fake.requires_grad_(trained)._is_param = True  # type: ignore[attr-defined]  # as torch marks parameters
+        fake.requires_grad_(trained)._is_param = True  # as torch marks parameters
     for hook in (tensor._backward_hooks or {}).values() if trained else ():
         fake.register_hook(hook)
     return fake

@@ -114,8 +114,8 @@ def tune(
     lengths = _lengths(target_graphs * mean[0] + padding[0], int(largest[0] + padding[0]), align)
     scale = {n: (n - padding[0]) / mean[0] if mean[0] else target_graphs for n in lengths}  # mean graphs of a batch
     # First the other dimensions are ignored: only lengths that can be filled remain.
-    given = sample[:, :1], padding[:1], progress_bar
-    trials = _best([(n,) for n in lengths], *given, lambda slots, full, graphs: -full, lambda least: least + 2 * _AS_GOOD)
+    given = [(n,) for n in lengths], sample[:, :1], padding[:1], progress_bar
+    trials = _best(*given, lambda slots, full, graphs: -full, lambda least: least + 2 * _AS_GOOD)
     shapes = set()
     for trial, slack in product(trials[:_FINALISTS], _SLACKS):
         needed = np.maximum(np.ceil(mean * scale[trial.num_nodes] * (1 + slack)), largest) + padding
