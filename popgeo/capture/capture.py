@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from popgeo.capture import held_state
 from popgeo.capture.arguments import Arguments
@@ -22,6 +22,8 @@ from popgeo.capture.recorder import Recorder
 from popgeo.capture.static_forms import static_forms
 from popgeo.capture.structures import leaves
 from popgeo.plain_surroundings import plain_surroundings
+
+_PROCESSOR = torch.device("cpu")
 
 
 @held_interrupts()
@@ -62,10 +64,10 @@ def capture(
     recorder = Recorder(inspect.unwrap(capture).__code__)
     recorder.on_operation = on_operation
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake_mode:
-        placed: dict[Input, Tensor] = {one: fake_of(tensor, one.name in trained) for one, tensor in state.items()}
-        scale = torch.empty(()) if loss_scaling is None and trained else None
-        inputs = _stand_ins(arguments)
+    fake_mode.cache_enabled = False  # the recorder knows layouts itself
+    placed: dict[Input, Tensor] = {one: fake_of(fake_mode, own, one.name in trained) for one, own in state.items()}
+    scale = fake_of(fake_mode, torch.empty(()), False) if loss_scaling is None and trained else None
+    inputs = _stand_ins(fake_mode, arguments)
     recorder.page.add_inputs({**placed, **({} if scale is None else {LOSS_SCALE: scale}), **inputs})
     recorder.view_storages = _storages_of_views(inputs.values(), arguments.tensors)
     by_id = {id(tensor): placed[one] for one, tensor in state.items()}
@@ -75,9 +77,9 @@ def capture(
     def run() -> tuple[list[Tensor], Any]:
         """Record the forward pass; return its tensors and their nesting."""
         try:
-            with static_forms() as slots, recorder.follow_modules(module), recorder, casting:
+            with static_forms(recorder.slots), recorder.follow_modules(module), recorder, casting:
                 results, result = flatten(arguments.pass_to(function, list(inputs.values())))
-                return slots.check_results(results), result
+                return recorder.slots.check_results(results), result
         except RuntimeError as error:
             if recorder.refusal is not None:  # TorchScript loses the error and its message
                 raise recorder.refusal from error
@@ -85,7 +87,7 @@ def capture(
 
     with (
         held_state.ONE_AT_A_TIME, drawn_numbers(function, arguments, recorder) as drawn, fake_mode,
-        held_state.noted_reads() as reads, held_state.swapped(module, by_id) as held, torch.enable_grad(),
+        held_state.noted_reads(module) as reads, held_state.swapped(module, by_id) as held, torch.enable_grad(),
     ):  # fmt: skip
         before = held.attributes()
         results, result = run()
@@ -118,7 +120,7 @@ def capture(
     )
 
 
-def _stand_ins(arguments: Arguments) -> dict[Input, Tensor]:
+def _stand_ins(mode: FakeTensorMode, arguments: Arguments) -> dict[Input, Tensor]:
     """Return an empty tensor in new memory for each tensor of a call.
 
     Raises:
@@ -131,8 +133,8 @@ def _stand_ins(arguments: Arguments) -> dict[Input, Tensor]:
                 f"`{one.name}` is a {tensor.layout} tensor of {tensor.dtype}, whose elements have no fixed places. "
                 "Pass tensor.to_dense() or tensor.dequantize(), or a sparse matrix as its edge_index and values."
             )
-    tensors = (torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in arguments.tensors)
-    return dict(zip(given, tensors, strict=True))
+    memory = (torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in arguments.tensors)
+    return dict(zip(given, (FakeTensor(mode, one, _PROCESSOR) for one in memory), strict=True))
 
 
 def _storages_of_views(inputs: Iterable[Tensor], real: Iterable[Tensor]) -> set[int]:
@@ -175,10 +177,12 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.Signature([inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)])
 
 
-def fake_of(tensor: Tensor, trained: bool) -> Tensor:
+def fake_of(mode: FakeTensorMode, tensor: Tensor, trained: bool) -> Tensor:
     """Return a stand-in for a tensor in new memory; the hooks of a trained tensor get its gradient, too."""
-    fake = marked(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype), marks_of(tensor))
-    fake = nn.Parameter(fake, requires_grad=trained) if isinstance(tensor, nn.Parameter) else fake
+    memory = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    fake: Tensor = FakeTensor(mode, marked(memory, marks_of(tensor)), _PROCESSOR)
+    if isinstance(tensor, nn.Parameter):
+        fake.requires_grad_(trained)._is_param = True  # as torch marks parameters
     for hook in (tensor._backward_hooks or {}).values() if trained else ():
         fake.register_hook(hook)
     return fake

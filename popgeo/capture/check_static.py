@@ -54,8 +54,7 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     tensors, structure = flatten(BatchArguments(signature_of(model))(inputs, named_inputs))
     state = [*module.parameters(), *module.buffers()]
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake_mode:
-        fakes = [fake_of(tensor, tensor.requires_grad) for tensor in (*tensors, *state)]
+    fakes = [fake_of(fake_mode, tensor, tensor.requires_grad) for tensor in (*tensors, *state)]
     # Indices of a batch determine the numbers of graphs and edges; values that depend on features are made up.
     pairs = zip(fakes, (*tensors, *state), strict=True)
     given = {id(fake): real for fake, real in pairs if not (real.is_floating_point() or real.is_complex())}
@@ -69,9 +68,9 @@ def check_static(model: Callable[..., Any], *inputs: Any, **named_inputs: Any) -
     try:
         with (
             torch.random.fork_rng(devices=[]), fake_mode, swapped(module, by_id) as held, torch.enable_grad(),
-            static_forms() as slots, recorder.follow_modules(module), recorder,
+            static_forms(recorder.slots), recorder.follow_modules(module), recorder,
         ):  # fmt: skip
-            slots.check_results(flatten(model(*args, **kwargs))[0])
+            recorder.slots.check_results(flatten(model(*args, **kwargs))[0])
             held.replaced_buffers(recorder.page.is_constant)
     except Exception:
         # Code after a made-up value may fail; earlier findings stay true.

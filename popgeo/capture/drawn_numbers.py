@@ -147,7 +147,7 @@ def _generators(function: Callable[..., Any], arguments: Arguments) -> list[torc
         codes = list({inspect.getattr_static(type(module), "forward") for module in function.modules()})
     codes += [value for value in seen if inspect.isfunction(value)]  # such as self.f = lambda x: ...
     for code in filter(inspect.isfunction, codes):
-        outside = inspect.getclosurevars(code)
-        seen += [*outside.nonlocals.values(), *outside.globals.values()]
+        seen += [code.__globals__.get(name) for name in code.__code__.co_names]
+        seen += [cell.cell_contents for cell in code.__closure__ or ()]
     found = {id(one): one for one in seen if isinstance(one, torch.Generator) and one is not torch.default_generator}
     return list(found.values())

@@ -1,4 +1,4 @@
-"""Rows chosen by a mask, in as many slots as there are rows: a mode follows the slots through all operations.
+"""Rows chosen by a mask, in as many slots as there are rows, which are followed through all operations.
 
 The slot of a row that the mask leaves out is *free*: it repeats the first chosen row, so no new value is computed in
 it. PyG's `scatter` skips free slots, so no gradient comes back from them. Every other operation that combines rows,
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
 from popgeo.capture.schemas import makes_tensors, named_arguments
@@ -78,15 +77,14 @@ _TWICE_IS_ONCE = [getattr(torch.ops.aten, name).default for name in ("all", "any
 _TAKES_SIZES = "empty expand full new_empty new_full new_ones new_zeros ones rand randn reshape unflatten view zeros"
 
 
-class FreeSlots(TorchDispatchMode):
-    """A mode that knows the axis of each tensor along which slots may be free.
+class FreeSlots:
+    """The axis of each tensor along which slots may be free.
 
     Attributes:
         pairs: Result of a neighbor search with -1 in free slots, by the id of its chosen pairs.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._found: dict[int, tuple[Slots, int]] = {}
         self.pairs: dict[int, Tensor] = {}
         self._kept: list[Tensor] = []  # tensors are found by their ids, so none may be freed
@@ -148,14 +146,18 @@ class FreeSlots(TorchDispatchMode):
                     self.mark(result, count.slots, axis)
         return result
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        result, name = func(*args, **(kwargs or {})), func._schema.name.removeprefix("aten::")
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+        """Note the slots in the result of an operation, and return it.
+
+        Raises:
+            DynamicShapeError: the operation combines rows.
+        """
         # Gradients of free slots are zero, and `new_...` reads only the type of its operand.
         if (
             not self._found
             or self._is_ignored
             or torch._C._current_autograd_node() is not None
-            or name.startswith("new_")
+            or (name := func._schema.name.removeprefix("aten::")).startswith("new_")
         ):
             return result
         given = [part for part in tree_leaves((args, kwargs)) if self.of(part) is not None]
@@ -163,7 +165,7 @@ class FreeSlots(TorchDispatchMode):
         if given and makes_tensors(func) and not twice_is_once:
             slots = [self._found[id(part)][0] for part in given]
             made = [part for part in tree_leaves(result) if isinstance(part, Tensor)]
-            axes = self._axes(func, name, args, kwargs or {}, given, made) if all(map(slots[0].alike, slots)) else []
+            axes = self._axes(func, name, args, kwargs, given, made) if all(map(slots[0].alike, slots)) else []
             for one in slots if len(axes) != len(made) else ():
                 one.refuse()
             for part, axis in zip(made, axes, strict=False):
@@ -216,12 +218,3 @@ def _count(number: int, slots: Slots) -> SlotCount:
     count = SlotCount(number)
     count.slots = slots
     return count
-
-
-_NOWHERE = FreeSlots()
-
-
-def active_slots() -> FreeSlots:
-    """Return the active follower of free slots; outside of a capture, a follower without slots."""
-    modes = reversed(_get_current_dispatch_mode_stack())
-    return next((mode for mode in modes if isinstance(mode, FreeSlots)), _NOWHERE)

@@ -1,12 +1,11 @@
 """The state of a module during its capture: stand-ins for its tensors, and checks of all its changes."""
 
 import contextlib
-import copy
 import random
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -101,27 +100,30 @@ def swapped(module: nn.Module, replacement: Mapping[int, Tensor]) -> Iterator["H
 
 
 @contextlib.contextmanager
-def noted_reads() -> Iterator[dict[tuple[int, str], tuple[Any, Any]]]:
-    """Note the plain attributes of modules that the block reads: each value at the first read, and its contents.
+def noted_reads(model: nn.Module) -> Iterator[dict[tuple[int, str], tuple[Any, Any]]]:
+    """Note the plain attributes of a model that the block reads: each value at the first read, and its contents.
 
     Example:
         >>> linear = nn.Linear(2, 2)
-        >>> with noted_reads() as reads:
+        >>> with noted_reads(linear) as reads:
         ...     linear.in_features
         2
         >>> reads == {(id(linear), "in_features"): (2, 2)}
         True
     """
-    thread, reads = threading.get_ident(), dict[tuple[int, str], tuple[Any, Any]]()
+    thread, look_up, reads = get_ident(), object.__getattribute__, dict[tuple[int, str], tuple[Any, Any]]()
 
-    def note(module: nn.Module, name: str) -> Any:
-        key = id(module), name
-        if threading.get_ident() == thread and name not in OF_EVERY_MODULE and key not in reads:
+    def note(module: Any, name: str) -> Any:
+        if name not in OF_EVERY_MODULE and (key := (id(module), name)) not in reads and get_ident() == thread:
             value = vars(module).get(name)
             reads[key] = value, _snapshot(value)
-        return object.__getattribute__(module, name)
+        return look_up(module, name)
 
-    with replaced(nn.Module, "__getattribute__", note):
+    with contextlib.ExitStack() as stack:
+        # A change of nn.Module itself would make Python update the hundreds of its subclasses.
+        kinds = {type(one) for one in model.modules()}
+        for kind in {one if one.__getattribute__ is look_up else nn.Module for one in kinds}:
+            stack.enter_context(replaced(kind, "__getattribute__", note))
         yield reads
 
 
@@ -145,7 +147,7 @@ class _ModuleState:
         self.path, self.module, self.attributes = path, module, dict(vars(module))
         self.parameters, self.buffers = dict(module._parameters.items()), dict(module._buffers.items())
         # Tables of parameters, buffers, submodules and hooks, and lists of the model itself.
-        self.contents = {name: (own, copy.copy(own)) for name, own in self.attributes.items() if type(own) in _HOLDERS}
+        self.contents = {name: (own, own.copy()) for name, own in self.attributes.items() if type(own) in _HOLDERS}
         # TorchScript keeps other attributes outside of Python.
         kind = self.attributes.get("_concrete_type")
         script: Any = None if kind is None else module._c

@@ -20,9 +20,8 @@ _OURS = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("capture", 
 
 
 @functools.cache
-def owner_of(code: CodeType) -> str:
-    """Return the owner of a code object: `user`, `pyg`, `popgeo` or `torch`."""
-    path = code.co_filename
+def owner_of(path: str) -> str:
+    """Return the owner of a source file: `user`, `pyg`, `popgeo` or `torch`."""
     # PyG writes the propagate() of each layer into a separate file, named after the module.
     if path.startswith(_PYG) or os.path.basename(path).startswith("torch_geometric."):
         return "pyg"
@@ -46,7 +45,7 @@ def model_frame(stop: CodeType) -> FrameType | None:
     library: FrameType | None = None
     torchs: FrameType | None = None
     for frame in frames(sys._getframe(1), stop):
-        owner = owner_of(frame.f_code)
+        owner = owner_of(frame.f_code.co_filename)
         if owner == "user":
             return frame
         if owner == "pyg" and library is None:
@@ -66,32 +65,30 @@ def line_of_error(error: BaseException) -> str:
         error = error.__context__
     found = library = ""
     for frame, lineno in traceback.walk_tb(error.__traceback__):
-        owner = owner_of(frame.f_code)
+        owner = owner_of(frame.f_code.co_filename)
         if owner == "user" and frame.f_code.co_name != "__torch_dispatch__":  # a method of a mode, not of the model
-            found = _line(frame.f_code, lineno)
+            found = _line(frame.f_code.co_filename, lineno, frame.f_code.co_name)
         elif owner == "pyg":
-            library = _line(frame.f_code, lineno)
+            library = _line(frame.f_code.co_filename, lineno, frame.f_code.co_name)
     return found or library
 
 
 def files(stop: CodeType) -> set[str]:
     """Return the source files of all functions on the stack above the code `stop`, without torch's own."""
-    codes = (frame.f_code for frame in frames(sys._getframe(1), stop))
-    return {code.co_filename for code in codes if _is_hashed(code)}
+    return set(filter(_is_hashed, {frame.f_code.co_filename for frame in frames(sys._getframe(1), stop)}))
 
 
 @functools.cache
-def _is_hashed(code: CodeType) -> bool:
+def _is_hashed(path: str) -> bool:
     # The files that PyG generates have new names in each process; PyG's version determines their content.
-    return owner_of(code) != "torch" and not os.path.basename(code.co_filename).startswith("torch_geometric.")
+    return owner_of(path) != "torch" and not os.path.basename(path).startswith("torch_geometric.")
 
 
 def describe(frame: FrameType | None) -> str:
     """Return the line of a frame as `file:line in function: code`, or an empty text for None."""
-    return "" if frame is None else _line(frame.f_code, frame.f_lineno)
+    return "" if frame is None else _line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 @functools.lru_cache(maxsize=4096)
-def _line(code: CodeType, lineno: int) -> str:
-    text = linecache.getline(code.co_filename, lineno).strip()
-    return f"{code.co_filename}:{lineno} in {code.co_name}: {text}"
+def _line(path: str, lineno: int, function: str) -> str:
+    return f"{path}:{lineno} in {function}: {linecache.getline(path, lineno).strip()}"

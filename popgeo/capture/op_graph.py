@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -125,7 +125,11 @@ class Value:
 
     def made_by(self, producer: int | None) -> "Value":
         """Return the value with another producer."""
-        return self if producer == self.producer else replace(self, producer=producer)
+        if producer == self.producer:
+            return self
+        made = object.__new__(type(self))  # every pass renumbers values, and `dataclasses.replace` takes longer
+        vars(made).update(vars(self), producer=producer)
+        return made
 
 
 @dataclass(frozen=True, kw_only=True)

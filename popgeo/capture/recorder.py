@@ -13,7 +13,9 @@ from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from popgeo.capture import model_lines, refused_shapes
+from popgeo.capture.free_slots import FreeSlots
 from popgeo.capture.interrupts import raise_held
+from popgeo.capture.known_layouts import run_on_stand_ins
 from popgeo.capture.op_graph import BlockMark, Op, OpGraph, append_parts
 from popgeo.capture.page import Page, UnknownValue
 from popgeo.capture.refused_shapes import Problem
@@ -49,6 +51,7 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         page: The recorded graph so far.
+        slots: Follows the rows that masks chose.
         on_result: Called after each operation with the operation, its arguments and its result.
         on_operation: Called after each recorded operation.
     """
@@ -65,6 +68,7 @@ class Recorder(TorchDispatchMode):
         self.on_result: Callable[..., None] = lambda *of_an_operation: None
         self._instead = instead
         self.phase, self._keeps_state = phase, keeps_state
+        self.slots = FreeSlots()
         self.modules = [""]
         self.marked: list[Tensor] = []
         self.on_operation: Callable[[], object] = lambda: None
@@ -171,12 +175,12 @@ class Recorder(TorchDispatchMode):
     def _stand_in(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result on stand-ins; if they refuse the operands, compute a stand-in with the kernel."""
         try:
-            result = func(*args, **kwargs)
+            result = run_on_stand_ins(func, args, kwargs)
             weight = _WEIGHT_OF_NORM.get(func._schema.name)
             if weight is not None and args[weight] is not None:
                 # The kernels keep the statistics in the weight's type, unlike the stand-ins.
-                return result[0], *(one.to(args[weight].dtype) for one in result[1:])
-            return result
+                result = result[0], *(one.to(args[weight].dtype) for one in result[1:])
+            return self.slots.follow(func, args, kwargs, result)
         # Torch's table lacks these operations.
         except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):
             return self._known(func, args, kwargs)
@@ -288,3 +292,9 @@ def active_recorder() -> Recorder | None:
     """Return the active recorder; None outside of a capture."""
     modes = reversed(_get_current_dispatch_mode_stack())
     return next((mode for mode in modes if isinstance(mode, Recorder)), None)
+
+
+def active_slots() -> FreeSlots:
+    """Return the free slots of the active recorder; outside of a capture, there are none."""
+    recorder = active_recorder()
+    return FreeSlots() if recorder is None else recorder.slots

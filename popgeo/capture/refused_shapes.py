@@ -89,5 +89,5 @@ def is_dynamic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 def callers(frame: FrameType | None) -> list[str]:
     """Return the functions on the stack below the user's code, innermost first, without torch's own."""
-    codes = takewhile(lambda code: owner_of(code) != "user", (one.f_code for one in frames(frame)))
-    return [getattr(code, "co_qualname", code.co_name) for code in codes if owner_of(code) != "torch"]
+    codes = takewhile(lambda code: owner_of(code.co_filename) != "user", (one.f_code for one in frames(frame)))
+    return [getattr(code, "co_qualname", code.co_name) for code in codes if owner_of(code.co_filename) != "torch"]

@@ -62,13 +62,19 @@ def only_raises(func: Any) -> bool:
     return (looks and not schema.returns and not schema.is_mutable) or "_functional_assert" in schema.name
 
 
+@functools.cache
+def _written(func: Any) -> list[tuple[int, str]]:
+    """Return the position and the name of each argument that an operation changes in place."""
+    given = enumerate(func._schema.arguments)
+    return [(i, one.name) for i, one in given if one.alias_info is not None and one.alias_info.is_write]
+
+
 def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors that a call of an operation changes in place."""
     written: list[Tensor] = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            written += [t for t in (given if isinstance(given, list | tuple) else [given]) if isinstance(t, Tensor)]
+    for position, name in _written(func):
+        given = args[position] if position < len(args) else kwargs.get(name)
+        written += [t for t in (given if isinstance(given, list | tuple) else [given]) if isinstance(t, Tensor)]
     positions, flag = _HIDDEN_WRITES.get(target(func), ((), 0))
     if positions and args[flag]:
         written += [args[p] for p in positions if isinstance(args[p], Tensor)]

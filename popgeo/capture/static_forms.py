@@ -57,15 +57,14 @@ _IN_PYG |= {(of, name): form for of in ["torch_geometric.nn.pool", "torch_cluste
 
 
 @contextlib.contextmanager
-def static_forms() -> Iterator[FreeSlots]:
-    """Replace functions that read data by their static forms while the block runs; yield the follower of free slots.
+def static_forms(slots: FreeSlots) -> Iterator[None]:
+    """Replace functions that read data by their static forms while the block runs; they note slots that may be free.
 
     Example:
-        >>> with static_forms():
+        >>> with static_forms(FreeSlots()):
         ...     torch.bincount(torch.tensor([0, 2]), minlength=4)
         tensor([1, 0, 1, 0])
     """
-    slots = FreeSlots()
     with contextlib.ExitStack() as stack:
         # TorchScript's optimizer compares constants, which stand-ins cannot do.
         stack.enter_context(optimized_execution(False))
@@ -80,9 +79,8 @@ def static_forms() -> Iterator[FreeSlots]:
             static_rows.pyg_scatter()  # which copies the code before it is replaced
         for (module, path), form in _IN_PYG.items():
             _replace_function(stack, module, path, form)
-        stack.enter_context(slots)
         stack.enter_context(_TorchForms(slots))
-        yield slots
+        yield
 
 
 class _TorchForms(TorchFunctionMode):
@@ -91,7 +89,7 @@ class _TorchForms(TorchFunctionMode):
         self._slots = slots
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        form, named = _IN_TORCH.get(func), dict(kwargs or {})
+        form, named = _IN_TORCH.get(func), kwargs or {}
         if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
             args = static_rows.with_boolean_masks(*args)
         made = NotImplemented if form is None else form(*args, **named)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from popgeo.capture.free_slots import Slots, active_slots
+from popgeo.capture.free_slots import Slots
 from popgeo.capture.page import UnknownValue
-from popgeo.capture.recorder import active_recorder
+from popgeo.capture.recorder import active_recorder, active_slots
 
 
 @functools.cache

@@ -87,9 +87,12 @@ class NeighborList:
         """The number of searches for all neighbors."""
         self._made_for: tuple[np.ndarray, ...] | None = None
         self._edges, self._shifts = np.empty((2, 0), np.int64), np.empty((0, 3))
+        self._near, self._found = b"", (self._edges, self._shifts)
 
     def of(self, atoms: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return edges (neighbor, center) [2, n], sorted by center, and shifts of the neighbors' positions [n, 3].
+
+        They are the arrays of the last call if no edge has appeared or disappeared since then.
 
         Raises:
             ValueError: see `list_pairs`.
@@ -99,10 +102,13 @@ class NeighborList:
             self._edges, self._shifts = (part.numpy() for part in found)
             self._made_for = atoms.positions.copy(), atoms.cell.array.copy(), atoms.pbc.copy()
             self.num_found += 1
-        neighbor, centre = self._edges
-        vectors = atoms.positions[neighbor] - atoms.positions[centre] + self._shifts
-        near = np.flatnonzero(np.einsum("ij,ij->i", vectors, vectors) < self.cutoff**2)
-        return self._edges[:, near], self._shifts[near]
+            self._near = b""
+        neighbors, centers = atoms.positions.take(self._edges, axis=0)
+        vectors = neighbors - centers + self._shifts
+        near = np.einsum("ij,ij->i", vectors, vectors) < self.cutoff**2
+        if not self._near or self._near != near.tobytes():
+            self._near, self._found = near.tobytes(), (self._edges[:, near], self._shifts[near])
+        return self._found
 
     def near_origin(self, atoms: Any, by_fragment: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return positions near the origin [num_atoms, 3] for float32, with edges and shifts that fit, as from `of`.
@@ -126,9 +132,10 @@ class NeighborList:
         if self._made_for is None or not self.skin:
             return False
         positions, cell, pbc = self._made_for
-        if len(positions) != len(atoms) or (cell != atoms.cell.array).any() or (pbc != atoms.pbc).any():
+        now = atoms.positions, atoms.cell.array, atoms.pbc
+        if len(positions) != len(now[0]) or cell.tobytes() != now[1].tobytes() or pbc.tobytes() != now[2].tobytes():
             return False
-        moved = atoms.positions - positions
+        moved = now[0] - positions
         # The comparison is False for NaN.
         return bool((np.einsum("ij,ij->i", moved, moved) < (self.skin / 2) ** 2).all())
 

@@ -1,6 +1,7 @@
 """ASE calculators for trained models, with constant shapes during a run."""
 
 import copy
+import math
 import operator
 import warnings
 from collections.abc import Callable, Sequence
@@ -69,7 +70,7 @@ class SystemsCalculator:
     def __reduce__(self) -> tuple[Any, ...]:
         """Exclude compiled programs from copies and pickles, because they use memory of this process."""
         own = type(self).__mro__[1]  # the class without ASE's base
-        return own.__new__, (own,), {**vars(self), "_evaluate": {}, "_given": (), "_places": ()}
+        return own.__new__, (own,), {**vars(self), "_evaluate": {}, "_given": (), "_places": (), "_kept": ()}
 
     def check_state(self, atoms: Any, tol: float = 0.0) -> list[str]:
         """Return the names of a model's inputs that have changed since the last calculation.
@@ -86,7 +87,7 @@ class SystemsCalculator:
         pairs = dict(zip(names, zip(old, new, strict=True), strict=True))
         if tol:
             return [name for name, (one, other) in pairs.items() if not (abs(one * 1.0 - other) <= tol).all()]
-        return [name for name, (one, other) in pairs.items() if (one != other).any()]
+        return [name for name, (one, other) in pairs.items() if one.tobytes() != other.tobytes()]
 
     def calculate(
         self, atoms: Any = None, properties: Sequence[str] = ("energy",), system_changes: Sequence[str] = ()
@@ -178,23 +179,36 @@ class Calculator(SystemsCalculator):
         self._evaluate: dict[bool, Evaluation] = {}  # by whether there is stress
         self._given: tuple[Tensor, ...] = ()
         self._places: tuple[np.ndarray, ...] = ()
+        self._kept: tuple[Any, ...] = ()  # what fills the places besides positions
         like = next(model.parameters(), torch.empty(0))
         self._dtype, self._device = like.dtype if self._rule is None else torch.float64, like.device
         self._dtype_of_search = like.dtype
 
     def _values(self, atoms: Any) -> tuple[Tensor, ...]:
-        require_elements(atoms.numbers, getattr(self._model, "elements", None))
-        pos, edge_index, edge_shift = self._near(atoms, *self.neighbors.near_origin(atoms))
-        self._fix_shapes(len(atoms), edge_index.shape[1])
-        self._fill(atoms, pos, edge_index, edge_shift)
-        with_stress = atoms.cell.rank == 3
+        kept = atoms.numbers.tobytes(), atoms.cell.array.tobytes()
+        if kept != self._kept[:2]:
+            require_elements(atoms.numbers, getattr(self._model, "elements", None))
+        pos, edges, shifts = self.neighbors.near_origin(atoms)
+        if kept == self._kept[:2] and edges is self._kept[2] and shifts is self._kept[3]:
+            self._places[1][: len(pos)] = pos
+        else:
+            self._kept = ()
+            near = self._near(atoms, pos, edges, shifts)
+            self._fix_shapes(len(atoms), near[1].shape[1])
+            self._fill(atoms, *near)
+            self._kept = (*kept, edges, shifts) if near[1] is edges else ()
+            self._with_stress = atoms.cell.rank == 3
+        if not self._is_shared:
+            for given, place in zip(self._given, self._places, strict=True):
+                given.copy_(torch.from_numpy(place))
+        with_stress = self._with_stress
         if with_stress not in self._evaluate:
             potential = Potential(self._model, with_stress).eval()
             self._evaluate[with_stress] = potential if self._compile is None else self._compile(potential)
             self.num_compilations += 1
         try:
             found = self._evaluate[with_stress](*self._given)
-            if found[0][0].isnan():
+            if math.isnan(found[0][0].item()):
                 raise ValueError(
                     f"The model's energy of {atoms.symbols} is NaN. Check the positions, and whether the model knows "
                     "all elements."
@@ -270,9 +284,6 @@ class Calculator(SystemsCalculator):
         edges[:, :num_edges], edges[:, num_edges:] = edge_index, count
         shift[:num_edges], shift[num_edges:] = edge_shift, 0
         cell[0] = atoms.cell.array
-        if not self._is_shared:
-            for given, place in zip(self._given, self._places, strict=True):
-                given.copy_(torch.from_numpy(place))
 
 
 @cache

@@ -53,7 +53,8 @@ def _best(
     sizes: np.ndarray, cuts: Sequence[int], weights: np.ndarray, batch_size: float, most: int
 ) -> list[tuple[int, int]]:
     """Return the start and end of each group of graphs that gets its own shape, at the least estimated cost."""
-    cost = {(a, b): _estimate(sizes[a:b], weights, batch_size) for a, b in combinations(cuts, 2)}
+    groups = list(combinations(cuts, 2))
+    cost = dict(zip(groups, _estimate(sizes, np.array(groups), weights, batch_size), strict=True))
 
     def total(groups: Sequence[tuple[int, int]]) -> float:
         return sum(cost[group] for group in groups)
@@ -68,14 +69,16 @@ def _best(
     return chosen
 
 
-def _estimate(sizes: np.ndarray, weights: np.ndarray, batch_size: float) -> float:
-    """Estimate the weighted number of slots in all batches of some graphs."""
-    total = sizes.sum(0)
-    num_batches = max(1, round(len(sizes) / batch_size))
-    slots = np.maximum(sizes.max(0), total / num_batches)
-    needed = float(np.ceil((total[slots > 0] / slots[slots > 0]).max(initial=1)))
+def _estimate(sizes: np.ndarray, groups: np.ndarray, weights: np.ndarray, batch_size: float) -> list[float]:
+    """Estimate the weighted number of slots in all batches of each group, given by its first graph and its end."""
+    start, end = groups.T
+    sums = np.concatenate([np.zeros_like(sizes[:1]), sizes.cumsum(0)])
+    total, largest = sums[end] - sums[start], np.stack([sizes[a:b].max(0) for a, b in groups])
+    num_batches = np.maximum(1, np.round((end - start) / batch_size))[:, None]
+    slots = np.maximum(largest, total / num_batches)
+    needed = np.ceil((total / np.maximum(slots, 1)).max(1, initial=1))
     # _CALL is for the shape itself: of two equally expensive cuts, smaller batches need less memory.
-    return (needed + _CALL) * float(slots @ weights)
+    return ((needed + _CALL) * (slots @ weights)).tolist()
 
 
 def _options(store: FlatStore, sizes: np.ndarray, batch_size: float) -> FixedSizeOptions:

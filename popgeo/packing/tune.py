@@ -1,7 +1,10 @@
 """The choice of a fixed shape for a dataset; `num_nodes` matters more than the packing algorithm."""
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,22 +114,22 @@ def tune(
     lengths = _lengths(target_graphs * mean[0] + padding[0], int(largest[0] + padding[0]), align)
     scale = {n: (n - padding[0]) / mean[0] if mean[0] else target_graphs for n in lengths}  # mean graphs of a batch
     # First the other dimensions are ignored: only lengths that can be filled remain.
-    tried = progress(lengths, "trying lengths", "length", progress_bar)
-    fills = {n: _try(sample[:, :1], np.array([n]), padding[:1]).efficiency[0] for n in tried}
-    best_fill = max(fills.values())
-    finalists = [n for n in lengths if fills[n] > best_fill - 2 * _AS_GOOD][:_FINALISTS]
+    given = [(n,) for n in lengths], sample[:, :1], padding[:1], progress_bar
+    trials = _best(*given, lambda slots, full, graphs: -full, lambda least: least + 2 * _AS_GOOD)
     shapes = set()
-    for length, slack in product(finalists, _SLACKS):
-        needed = np.maximum(np.ceil(mean * scale[length] * (1 + slack)), largest) + padding
-        shapes.add((length, *(-(-needed[1:] // align) * align).astype(int).tolist()))
-    candidates = progress(sorted(shapes), "trying shapes", "shape", progress_bar)
-    trials = [_try(sample, np.array(slots), padding) for slots in candidates]
-    costs = [float(np.dot(weights, trial.slots)) / trial.graphs_per_batch for trial in trials]
-    chosen = min(
-        (trial for trial, each in zip(trials, costs, strict=True) if each <= min(costs) * (1 + _AS_GOOD)),
-        key=lambda trial: abs(trial.graphs_per_batch - target_graphs),
+    for trial, slack in product(trials[:_FINALISTS], _SLACKS):
+        needed = np.maximum(np.ceil(mean * scale[trial.num_nodes] * (1 + slack)), largest) + padding
+        shapes.add((trial.num_nodes, *(-(-needed[1:] // align) * align).astype(int).tolist()))
+    trials = _best(
+        sorted(shapes),
+        sample,
+        padding,
+        progress_bar,
+        lambda slots, full, graphs: slots @ weights / graphs,
+        lambda least: least * (1 + _AS_GOOD),
     )
-    return replace(chosen, reason=_reason(chosen, target_graphs, len(trials)))
+    chosen = min(trials, key=lambda trial: abs(trial.graphs_per_batch - target_graphs))
+    return replace(chosen, reason=_reason(chosen, target_graphs, len(shapes)))
 
 
 def slot_costs(sizes: ArrayLike, cost: tuple[float, ...] | None) -> tuple[float, ...]:
@@ -154,6 +157,38 @@ def _lengths(wanted: float, smallest: int, align: int) -> list[int]:
     near = [align * n for n in range(middle - _NEAREST, middle + _NEAREST + 1)]
     near = [n for n in near if n >= smallest and abs(n - wanted) <= max(wanted / 4, align)]
     return sorted(near, key=lambda n: abs(n - wanted)) or [-(-smallest // align) * align]
+
+
+def _best(
+    shapes: Sequence[tuple[int, ...]],
+    sample: NDArray[np.int64],
+    padding: NDArray[np.bool_],
+    progress_bar: bool | None,
+    loss: Callable[[Any, Any, Any], Any],
+    largest: Callable[[float], float],
+) -> list[Shape]:
+    """Pack the sample into shapes; return the trials with a loss up to `largest(least loss)`, in the given order.
+
+    A shape is not tried if its loss is larger even with the least number of packs that can hold the sample.
+
+    Args:
+        shapes: Slots of each shape.
+        sample: Sizes of each graph.
+        padding: Which dimensions have a slot for padding.
+        progress_bar: Whether to show a bar.
+        loss: Function of the slots, the filled share of the first dimension and the graphs per batch.
+        largest: Function of the least loss.
+    """
+    slots, total = np.array(shapes), sample.sum(axis=0)
+    packs = (-(-total // np.maximum(slots - padding, 1))).max(axis=1)
+    bounds = loss(slots, total[0] / np.maximum(slots[:, 0] * packs, 1), len(sample) / np.maximum(packs, 1))
+    losses, trials = dict[int, float](), dict[int, Shape]()
+    for i in progress(np.argsort(bounds, kind="stable").tolist(), "trying shapes", "shape", progress_bar):
+        if len(sample) >= _SAMPLE or bounds[i] <= largest(min(losses.values(), default=math.inf)):
+            trials[i] = trial = _try(sample, slots[i], padding)
+            losses[i] = loss(slots[i], trial.efficiency[0], trial.graphs_per_batch)
+    most = largest(min(losses.values()))
+    return [trials[i] for i in sorted(trials) if losses[i] <= most]
 
 
 def _try(sample: NDArray[np.int64], slots: NDArray[np.int64], padding: NDArray[np.bool_]) -> Shape:

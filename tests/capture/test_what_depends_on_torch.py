@@ -33,13 +33,18 @@ def test_the_installed_version_is_one_that_these_claims_were_tried_with(library:
 
 
 def test_modules_look_attributes_up_as_objects_do_so_that_reads_can_be_noted():
-    """`held_state.noted_reads` gives `nn.Module` a `__getattribute__` of its own while a model is captured."""
+    """`held_state.noted_reads` gives classes of modules a `__getattribute__` while a model is captured."""
     assert "__getattribute__" not in vars(nn.Module)
-    linear = nn.Linear(2, 3)
-    with noted_reads() as reads:
-        assert linear.in_features == 2
-    assert reads == {(id(linear), "in_features"): (2, 2)}
-    assert "__getattribute__" not in vars(nn.Module)
+
+    class Own(nn.Linear):
+        def __getattribute__(self, name: str) -> Any:
+            return super().__getattribute__(name)
+
+    for linear in (nn.Linear(2, 3), Own(2, 3)):
+        with noted_reads(linear) as reads:
+            assert linear.in_features == 2
+        assert reads == {(id(linear), "in_features"): (2, 2)}
+    assert "__getattribute__" not in {*vars(nn.Module), *vars(nn.Linear)}
 
 
 @pytest.mark.parametrize("place", [place for place, form in static_forms._IN_PYG.items() if form is not False])
