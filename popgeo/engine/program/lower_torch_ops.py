@@ -78,10 +78,11 @@ def lower_with_torch(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> N
     namespace, name, kind = op.target.split(".")
     kind, outs = (kind, ()) if found is None else found
     schema, handles = overload(f"{namespace}.{name}.{kind}")._schema, _Handles(torch_itself)  # type: ignore[attr-defined]
-    given = op.kwargs | dict(zip(outs, map(Ref, op.makes()), strict=False))
-    passed = {one.name: value for one, value in zip(schema.arguments, op.args, strict=False)} | given
+    passed = {one.name: value for one, value in zip(schema.arguments, op.args, strict=False)}
+    passed |= {**op.kwargs, **dict(zip(outs, map(Ref, op.makes()), strict=False))}
     encoded = [_encode(one.type, passed.get(one.name, one.default_value), tensors, handles) for one in schema.arguments]
-    copied = [None if v in (None, *op.reads()) or found is not None else tensors[v] for v in op.outputs]
+    known = op.reads() if found is None else op.makes()  # these need no copy
+    copied = [None if v is None or v in known else tensors[v] for v in op.outputs]
     if None in encoded or out_variants.returns_list(op.target) or not all(map(_is_plain, [*handles.held, *copied])):
         return None
     words = [word for one in encoded if one is not None for word in one]
