@@ -160,6 +160,19 @@ class CompiledStep:
         """The machine's account of a step's stages; a step that runs as a whole raises a ValueError."""
         return self.bound.planned.pipeline
 
+    def how_it_runs(self) -> str:
+        """Return a text: the native calls of a micro-batch, the operations that torch runs between them, the update.
+
+        Without the compiled library, and for operations without a kernel, torch runs operation by operation.
+
+        Example:
+            >>> import torch, popgeo
+            >>> step = popgeo.compile_forward(nn.Linear(3, 2).eval(), torch.ones(4, 3))
+            >>> print(step.how_it_runs().partition(" in ")[0])
+            1 native call
+        """
+        return self.bound.runner.listing()
+
     @property
     def loss_scale(self) -> LossScale | None:
         """The dynamic scale of the loss, with its skipped updates; None if it is constant or nothing is compiled."""

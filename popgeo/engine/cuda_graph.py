@@ -104,6 +104,10 @@ class CudaGraphRunner:
         if self._optimizer is not None:
             self._optimizer.num_updates = content["num_updates"]
 
+    def listing(self) -> str:
+        """Return how the step runs, as text."""
+        return self.how_it_runs()
+
     def how_it_runs(self) -> str:
         """Return a text: whether the step is captured, the bytes of inputs, and the sums in use."""
         rest = f"{quantity(self.inputs.nbytes, 'B')} of inputs in one copy, {sum_on_device.describe()}"

@@ -37,6 +37,7 @@ class GraphRunner:
         weights_stay: Whether values that depend on weights alone are kept until a weight changes.
         joins: Whether operations may be fused, and then run in another order than the graph's.
         follows_inputs: Whether an input may be read where the caller has it, instead of copied.
+        pauses: Whether an interrupt can stop a run; without this, it waits for the end.
 
     Attributes:
         graph: The given graph, with constants computed.
@@ -58,6 +59,7 @@ class GraphRunner:
         weights_stay: bool = False,
         joins: bool = True,
         follows_inputs: bool = False,
+        pauses: bool = True,
     ) -> None:
         self.graph = fold_constants(graph)
         self.draws_random_numbers = any(is_random(op) for op in self.graph.ops)
@@ -75,7 +77,7 @@ class GraphRunner:
         tensors, buffers = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
         self.buffer_bytes = sum(tensor.nbytes for tensor in (*buffers, *self._inputs))
         check = _check if floating_point_exceptions else None
-        self.program = Program(self.runs, tensors, new if follows_inputs else (), check)
+        self.program = Program(self.runs, tensors, new if follows_inputs else (), check, pauses)
         self._follows = self.program.follows or [False] * len(new)
         self._outputs = [None if v is None else tensors[v] for v in self.runs.outputs]
         self.peak_bytes = self.buffer_bytes + self.program.copied_bytes
@@ -120,6 +122,10 @@ class GraphRunner:
     def describe(self) -> tuple[str, str]:
         """Return two texts: how many interactions use a grid of filters, and how many operations run in chains."""
         return describe_interactions(self.runs), describe_joined(self.runs)
+
+    def listing(self) -> str:
+        """Return a text: how many native calls a run has, and the operations that run in torch."""
+        return self.program.describe()
 
     def set_numbers(self, values: Sequence[float]) -> None:
         """Set the values of the graph's `Number` arguments, by slot, for later runs."""

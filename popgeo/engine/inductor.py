@@ -73,6 +73,10 @@ class InductorRunner:
                     outputs[position] = place.copy_(made)
         return outputs
 
+    def listing(self) -> str:
+        """Return how the graph runs, as text."""
+        return self.describe()[0]
+
     def describe(self) -> tuple[str, str]:
         """Return how the graph runs, as text."""
         return f"{len(self.graph.ops):,} operations through inductor", ""

@@ -241,6 +241,10 @@ class StepRunner:
         scale = "" if self.loss_scale is None else str(self.loss_scale)
         return ", ".join(part for part in (scale, *self.usual.describe(), threads) if part)
 
+    def listing(self) -> str:
+        """Return a text: the calls of a micro-batch, the operations that run in torch, and how weights are updated."""
+        return self.usual.listing() if self.update is None else f"{self.usual.listing()}\n{self.update.listing()}"
+
     @property
     def loss_scale(self) -> LossScale | None:
         """The dynamic scale of the loss; None if it is constant."""

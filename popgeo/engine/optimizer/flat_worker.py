@@ -125,7 +125,7 @@ class FlatWorker(Worker):
         # State in a new tensor would be lost.
         if any(graph.values[v].storage not in given for v in graph.outputs if v is not None):
             return None
-        return GraphRunner(replace(graph, outputs=()), self.tensors())
+        return GraphRunner(replace(graph, outputs=()), self.tensors(), pauses=False)
 
     def step_once(self) -> None:
         """Let the optimizer itself update the parameters once, in float32 if the worker keeps types."""

@@ -154,6 +154,11 @@ class Update:
         """Whether the last update was a captured graph instead of torch's own code. None before the second update."""
         return self._worker.is_captured
 
+    def listing(self) -> str:
+        """Return a text: how weights are updated."""
+        known = {None: "not known before the second update", True: "native calls", False: "its own step()"}
+        return f"update by {type(self.optimizer).__name__}: {known[self.is_captured]}"
+
     def capture(self, parts: int = 1) -> OpGraph:
         """Capture the operations of an update after the first one, which makes the optimizer's state.
 

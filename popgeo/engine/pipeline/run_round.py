@@ -123,6 +123,14 @@ class RoundRunner:
         """Bytes of all parts, and the most bytes that waited for a later part in any round so far."""
         return sum(bound.runner.buffer_bytes + bound.input_bytes for bound in self._bound.values()) + self.most_held
 
+    def listing(self) -> str:
+        """Return a text: the calls of each part."""
+        return "\n".join(
+            f"stage {part.stage}, {'backward' if part.backward else 'forward'}: {self._bound[key].runner.listing()}"
+            for part in self.parts
+            if (key := (part.stage, part.backward)) in self._bound
+        )
+
     def describe(self) -> tuple[str, str]:
         """Return two texts: how the parts run, and the number of stages."""
         joined = [bound.runner.describe() for bound in self._bound.values()]

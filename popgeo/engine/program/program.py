@@ -43,7 +43,7 @@ class Program:
 
     Attributes:
         follows: For each of `inputs`, whether only native calls read it, so that `move` suffices and no copy is needed.
-        in_torch: The number of calls of torch by operation.
+        in_torch: The operations that run in torch.
         num_stretches: The number of stretches of native calls.
         copied_bytes: The most bytes that torch allocates for the results of one call, before they are copied.
     """
@@ -61,7 +61,8 @@ class Program:
         self.copied_bytes = 0
         pairs = [(op, call) for op in graph.ops if (call := self._lowered(op)) is not None]
         self._numbers_of_calls = [place for _, call in pairs if isinstance(call, NativeCall) for place in call.numbers]
-        self.in_torch = Counter(op.target for op, call in pairs if not isinstance(call, NativeCall))
+        self.in_torch = [op for op, call in pairs if not isinstance(call, NativeCall)]
+        self._num_native = len(pairs) - len(self.in_torch)
         self.follows = [self._follows(v, pairs) for v in inputs]
         self._sources = np.array([1, *(tensors[v].data_ptr() for v in inputs)], np.int64)
         moving = [(i, v) for i, (v, follows) in enumerate(zip(inputs, self.follows, strict=True)) if follows]
@@ -85,6 +86,14 @@ class Program:
         self._sources[0] = torch.get_num_threads()
         for call in self._calls:
             call()
+
+    def describe(self) -> str:
+        """Return a text: the number of native calls and stretches, then each operation in torch with its line."""
+        stretches = f"{self.num_stretches:,} stretch{'' if self.num_stretches == 1 else 'es'}"
+        found = Counter(f"{op.target} ({op.phase}), {op.source}" for op in self.in_torch)
+        rows = [f"  {count:,} x {text}" for text, count in found.most_common()]
+        calls = f"{self._num_native:,} native call{'' if self._num_native == 1 else 's'}"
+        return "\n".join([f"{calls} in {stretches}", *(["in torch between them:"] if rows else []), *rows])
 
     def move(self, number: int, address: int) -> None:
         """Let later runs read one of `inputs` at another address, with the same layout."""

@@ -1,6 +1,7 @@
 """The calls of a program: native stretches and torch between them, inputs where the caller has them, interrupts."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import popgeo
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import Input, Number, Op, OpGraph, Ref, Role, Value
 from popgeo.engine.graph_runner import GraphRunner
@@ -32,7 +34,7 @@ def graph_of(function, *inputs: Tensor) -> OpGraph:
 def test_operations_without_a_kernel_run_in_torch_between_two_stretches():
     function = lambda x: torch.nn.functional.elu(x @ x) @ x  # noqa: E731
     runner = GraphRunner(graph_of(function, X), {})
-    assert runner.program.in_torch == {"aten.elu.default": 1}
+    assert [op.target for op in runner.program.in_torch] == ["aten.elu.default"]
     assert runner.program.num_stretches == 2
     torch.testing.assert_close(runner.run([X])[0], function(X))
 
@@ -147,3 +149,29 @@ def test_without_the_library_all_runs_in_torch():
         runner = GraphRunner(graph_of(lambda x: (x @ x).cos() + x, X), {})
         assert runner.program.num_stretches == 0
         torch.testing.assert_close(runner.run([X])[0], (X @ X).cos() + X)
+
+
+@native
+def test_a_step_says_what_runs_where():
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = torch.nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.elu(self.lin(x)).square().mean()
+
+    model = Model()
+    step = popgeo.compile_step(model, torch.optim.Adam(model.parameters()), X)
+    step(X)
+    first, *rest = step.how_it_runs().splitlines()
+    assert re.fullmatch(r"\d+ native calls in 3 stretches", first)
+    assert rest[0] == "in torch between them:"
+    assert re.fullmatch(r"  1 x aten\.elu\.default \(forward\), .*test_program\.py:\d+ in forward: .*elu.*", rest[1])
+    assert rest[2].startswith("  1 x aten.elu_backward.default (backward), ")
+    assert rest[3] == "update by Adam: not known before the second update"
+    step(X)
+    assert step.how_it_runs().splitlines()[-1] == "update by Adam: native calls"
+    with library.without_native():
+        forward = popgeo.compile_forward(model.eval(), X)
+        assert forward.how_it_runs().startswith("0 native calls in 0 stretches\nin torch between them:")
