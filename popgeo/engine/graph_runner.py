@@ -20,7 +20,7 @@ from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_int
 from popgeo.engine.fuse.reassociate import reassociate
 from popgeo.engine.memory_plan import place_values
 from popgeo.engine.optimizer.joined_memory import copier
-from popgeo.engine.program.program import Program
+from popgeo.engine.program.bound_program import BoundProgram
 from popgeo.engine.program.torch_call import OWN_CALLS, Call
 from popgeo.engine.weights_first import weights_first
 from popgeo.native import library
@@ -77,7 +77,7 @@ class GraphRunner:
         tensors, buffers = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
         self.buffer_bytes = sum(tensor.nbytes for tensor in (*buffers, *self._inputs))
         check = _check if floating_point_exceptions else None
-        self.program = Program(self.runs, tensors, new if follows_inputs else (), check, pauses)
+        self.program = BoundProgram(self.runs, tensors, new if follows_inputs else (), check, pauses)
         self._follows = self.program.follows or [False] * len(new)
         self._outputs = [None if v is None else tensors[v] for v in self.runs.outputs]
         self.peak_bytes = self.buffer_bytes + self.program.copied_bytes

@@ -15,7 +15,7 @@ from popgeo.engine import inductor
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.inductor import InductorRunner, as_module
 from popgeo.engine.memory_plan import place_values
-from popgeo.engine.program.program import Program
+from popgeo.engine.program.bound_program import BoundProgram
 from tests.engine.test_memory_plan import graph_of
 
 INDEX = torch.tensor([2, 0, 0, 3])
@@ -79,7 +79,7 @@ def unfused(graph: OpGraph, given: list[Tensor]) -> list[Tensor]:
     """Run operations that are not fused."""
     known = dict(zip(graph.inputs.values(), given, strict=True)) | dict(graph.constants)
     tensors = place_values(graph, known)[0]
-    Program(graph, tensors).run()
+    BoundProgram(graph, tensors).run()
     return [tensors[v] for v in graph.outputs]
 
 

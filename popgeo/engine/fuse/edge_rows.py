@@ -15,7 +15,6 @@ from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
 from popgeo.capture.passes import drop_unused, new_storages, replace_values, with_ops
 from popgeo.engine.fuse.chain_steps import fits
 from popgeo.engine.fuse.def_use import DefUse, ref
-from popgeo.engine.program.native_call import LOWERINGS, NativeCall, native_call
 from popgeo.ops.scatter_plan import sort_edges
 
 EDGE_ORDER = "popgeo.edge_order.default"
@@ -241,12 +240,3 @@ def order_call(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Callabl
         head[:] = sort_edges(tensors[index.value], rowptr, perm), num_rows
 
     return call
-
-
-def _lower_order(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall:
-    order, index, num_rows = tensors[op.makes()[0]], tensors[op.reads()[0]], op.args[1]
-    places = order[2:], order[3 + num_rows :], order  # row pointer, edges in the order of the rows, head
-    return native_call("popgeo_plan", index, *places, index.numel(), num_rows)
-
-
-LOWERINGS[EDGE_ORDER] = _lower_order

@@ -12,7 +12,7 @@ from torch import Tensor
 from popgeo.capture.op_graph import Input, Number, Op, OpGraph, Ref, Role, Value
 from popgeo.engine.fuse.block_program import BLOCK, MAX_REGISTERS, BlockProgram, _extent, fits_registers
 from popgeo.engine.fuse.chain import CHAIN, CODES, Chain, ElementPlace, Kind, Source, Step
-from popgeo.engine.program.lower_chain import lower_chain
+from popgeo.engine.program.lower_fused import lower_chain
 from popgeo.native import library
 
 native = pytest.mark.skipif(not library.is_available(), reason="joined operations need the compiled library")

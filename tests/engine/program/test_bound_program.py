@@ -16,8 +16,8 @@ from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import Input, Number, Op, OpGraph, Ref, Role, Value
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.memory_plan import place_values
+from popgeo.engine.program.bound_program import BoundProgram
 from popgeo.engine.program.native_call import LOWERINGS, NativeCall
-from popgeo.engine.program.program import Program
 from popgeo.engine.program.stretch import Stretch
 from popgeo.native import library
 from popgeo.ops import scatter
@@ -117,7 +117,7 @@ def test_numbers_are_set_for_later_runs():
     inputs = {Input(Role.ARGUMENT, "x"): 0}
     graph = OpGraph(ops=(scaled,), values=tuple(values), inputs=inputs, outputs=(1,))
     tensors, _ = place_values(graph, {0: torch.tensor([1.0, 4.0], dtype=torch.float64)})
-    run = Program(graph, tensors)
+    run = BoundProgram(graph, tensors)
     run.run()
     assert tensors[1].tolist() == [2, 8]
     run.set_numbers([7.0, 10.0])
@@ -130,7 +130,7 @@ def test_the_check_sees_each_operation_with_its_operands_and_results():
     (x,) = graph.inputs.values()
     tensors, _ = place_values(graph, {x: torch.tensor([1.0, 4.0])}, overwrites_operands=False)
     check = lambda op, a, b: seen.append((op.target, [t.tolist() for t in a], [t.tolist() for t in b]))  # noqa: E731
-    Program(graph, tensors, check=check).run()
+    BoundProgram(graph, tensors, check=check).run()
     assert seen == [("aten.sqrt.default", [[1, 4]], [[1, 2]]), ("aten.mul.Tensor", [[1, 2]], [[3, 6]])]
 
 

@@ -10,7 +10,7 @@ from popgeo.capture.op_graph import Input, Number, Op, OpGraph, Ref, Role, Value
 from popgeo.engine.fuse.block_program import BlockProgram
 from popgeo.engine.fuse.chain import CHAIN, Chain, ElementPlace, Kind, Source, Step
 from popgeo.engine.out_variants import is_elementwise
-from popgeo.engine.program.lower_chain import lower_chain
+from popgeo.engine.program.lower_fused import lower_chain
 from popgeo.engine.program.native_call import NativeCall
 
 SHAPE, STRIDES = (2, 3), (3, 1)

@@ -13,10 +13,9 @@ from popgeo.capture.operations import Out, operation_of
 from popgeo.engine import out_variants
 from popgeo.engine.fuse.def_use import is_contiguous
 from popgeo.engine.program import (  # noqa: F401  they fill LOWERINGS
-    lower_chain,
     lower_copies,
     lower_elements,
-    lower_interactions,
+    lower_fused,
     lower_own_ops,
     lower_products,
     lower_rows,
@@ -31,7 +30,7 @@ from popgeo.native import library
 Check = Callable[[Op, list[Tensor], list[Tensor]], None]
 
 
-class Program:
+class BoundProgram:
     """The operations of a graph, lowered to calls on fixed memory.
 
     Args:
