@@ -167,7 +167,7 @@ def test_a_step_says_what_runs_where():
     first, *rest = step.how_it_runs().splitlines()
     assert re.fullmatch(r"\d+ native calls in 3 stretches", first)
     assert rest[0] == "in torch between them:"
-    assert re.fullmatch(r"  1 x aten\.elu\.default \(forward\), .*test_program\.py:\d+ in forward: .*elu.*", rest[1])
+    assert re.fullmatch(r"  1 x aten\.elu\.default \(forward\), .*test_bound_program\.py:\d+ in forward: .*elu.*", rest[1])
     assert rest[2].startswith("  1 x aten.elu_backward.default (backward), ")
     assert rest[3] == "update by Adam: not known before the second update"
     step(X)
