@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from popgeo import ipu, ops
 from popgeo.capture.control_flow import cond, for_loop
-from popgeo.capture.op_graph import Op, overload
+from popgeo.capture.op_graph import Op, Ref, overload
 from popgeo.capture.operations import OPERATIONS, UNKNOWN, ChainStep, Division, DrawCount, Out, name_of, operation_of
 from popgeo.engine.fuse import chain_steps
 from popgeo.engine.out_variants import copy_or_fill, into
@@ -77,7 +77,8 @@ def test_what_is_named_as_made_in_place_exists_in_torch():
     for name, row in OPERATIONS.items():
         assert forms_of(name) or row.family == "control", f"torch has no {name}"
         if row.out in (Out.COPY, Out.ZEROS, Out.ONES, Out.NOTHING):
-            assert copy_or_fill(Op(target=f"{name}.default", args=(), outputs=(0,))) is not None
+            op = Op(target=f"{name}.default", args=(Ref(0),), outputs=(1,))
+            assert row.out is Out.NOTHING or copy_or_fill(op, {0: torch.ones(1), 1: torch.ones(1)}) is not None
 
 
 def test_what_joins_chains_has_a_writer_and_what_has_one_joins():

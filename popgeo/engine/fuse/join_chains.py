@@ -140,7 +140,7 @@ def _write(chain: OpenChain, graph: OpGraph, outside: set[int], orders: EdgeOrde
     # A single operation is a chain only if a chain gives torch's bits, or if torch cannot write into given memory.
     first, last = chain.ops[0], chain.ops[-1]
     alone = first is last and (bool(first.writes) or not allocates(graph, first))
-    is_exact = all(step.code in EXACT for step in chain.content.steps)
+    is_exact = not chain.content.tables and all(step.code in EXACT for step in chain.content.steps)
     if alone and not is_exact and chain.content.joins_at is None:
         ops += chain.ops
         return

@@ -1,5 +1,6 @@
 """The program of a graph: stretches of native calls, and calls of torch between them, on fixed memory."""
 
+import ctypes
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -130,6 +131,9 @@ class BoundProgram:
 
         def decline(index: int) -> None:
             """Let torch run an operation whose native call did not; it raises torch's error for invalid operands."""
+            for number, place, nbytes in self._spans:  # torch reads inputs at their places
+                if (address := int(self._sources[1 + number])) != place:
+                    ctypes.memmove(place, address, nbytes)
             torch_call(self._graph, ops[index], self._tensors, self._numbers)()
 
         if pairs:

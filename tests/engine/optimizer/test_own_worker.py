@@ -160,7 +160,8 @@ class Rotated(Progress):
             rows = p.grad.reshape(len(p), -1)
             held[0] = 0.9 * held[0] + rows @ rows.t()
             _, basis = torch.linalg.eigh(held[0] + 1e-3 * torch.eye(len(p)))
-            p.sub_((basis @ (basis.t() @ rows).sign()).view_as(p), alpha=1e-3)
+            turned = basis.t() @ rows
+            p.sub_((basis @ (turned / (turned.abs() + 0.1))).view_as(p), alpha=1e-3)
 
 
 @pytest.mark.parametrize("kind", [Lamb, ScheduleFree, Rotated])

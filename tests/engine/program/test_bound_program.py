@@ -167,7 +167,9 @@ def test_a_step_says_what_runs_where():
     first, *rest = step.how_it_runs().splitlines()
     assert re.fullmatch(r"\d+ native calls in 3 stretches", first)
     assert rest[0] == "in torch between them:"
-    assert re.fullmatch(r"  1 x aten\.elu\.default \(forward\), .*test_bound_program\.py:\d+ in forward: .*elu.*", rest[1])
+    assert re.fullmatch(
+        r"  1 x aten\.elu\.default \(forward\), .*test_bound_program\.py:\d+ in forward: .*elu.*", rest[1]
+    )
     assert rest[2].startswith("  1 x aten.elu_backward.default (backward), ")
     assert rest[3] == "update by Adam: not known before the second update"
     step(X)
@@ -175,3 +177,13 @@ def test_a_step_says_what_runs_where():
     with library.without_native():
         forward = popgeo.compile_forward(model.eval(), X)
         assert forward.how_it_runs().startswith("0 native calls in 0 stretches\nin torch between them:")
+
+
+@native
+def test_where_a_kernel_declines_torch_reads_the_input_of_this_run(monkeypatch: pytest.MonkeyPatch):
+    declining = NativeCall(function="popgeo_sources", words=np.zeros(1, np.int64))
+    monkeypatch.setitem(LOWERINGS, "aten.cosh.default", lambda graph, op, tensors: declining)
+    runner = GraphRunner(graph_of(lambda x: x.cosh() + x @ x, X), {}, follows_inputs=True)
+    assert runner.program.follows == [True]
+    for given in (X, X + 1):
+        torch.testing.assert_close(runner.run([given])[0], given.cosh() + given @ given)
