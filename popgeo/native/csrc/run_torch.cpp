@@ -3,6 +3,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
 #include "kernels.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -26,7 +30,7 @@ struct TorchCall {
   const char *name, *overload;
   const int64_t* arguments;  // one after another, each a kind and what it needs
   const Place* results;      // 0 bytes if nothing is to be copied there
-  int64_t num_arguments, num_results;
+  int64_t num_arguments, num_results, is_serial;
 };
 
 namespace {
@@ -63,6 +67,30 @@ bool make(const TorchCall& call, const int64_t*& next, uint64_t& value) {
   return true;
 }
 
+// Lets torch use one thread as long as the object exists.
+class OneThread {
+ public:
+  explicit OneThread(bool is_wanted) : before_(is_wanted ? most_threads() : 1) { set(before_ > 1 ? 1 : 0); }
+  ~OneThread() { set(before_ > 1 ? before_ : 0); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  static int most_threads() {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+  }
+  static void set([[maybe_unused]] int count) {
+#ifdef _OPENMP
+    if (count) omp_set_num_threads(count);
+#endif
+  }
+  const int before_;
+};
+
 }  // namespace
 
 // Returns BAD_INPUT if torch raised an error, or if a result has another form than its place.
@@ -73,6 +101,7 @@ EXPORT int64_t popgeo_call_torch(const TorchCall* packed) {
   const int64_t* next = call.arguments;
   for (int64_t i = 0; i < call.num_arguments; ++i)
     if (!make(call, next, stack[i])) return popgeo::BAD_INPUT;
+  const OneThread serial(call.is_serial != 0);
   if (call.call(call.name, call.overload, stack, VERSION)) return popgeo::BAD_INPUT;
   int64_t status = popgeo::OK;
   for (int64_t i = 0; i < call.num_results; ++i) {
