@@ -14,13 +14,13 @@ from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.register_op import register
 
 _LN2 = math.log(2.0)
-_pack = struct.Struct("4q").pack  # SoftplusCall
+_pack = struct.Struct("5q").pack  # SoftplusCall
 
 
 def shifted_softplus(x: Tensor) -> Tensor:
     """Compute ln(e^x / 2 + 1 / 2), which is 0 at 0 (arXiv:1706.08566); correct for every x and differentiable twice.
 
-    A compiled kernel computes float32 on the CPU. torch's softplus computes other types and devices.
+    A compiled kernel computes float32 and float64 on the CPU. torch's softplus computes other types and devices.
 
     Args:
         x: Numbers of any shape.
@@ -36,25 +36,29 @@ def shifted_softplus(x: Tensor) -> Tensor:
 
 
 def _forward(x: Tensor) -> Tensor:
-    native = library.packed("popgeo_shifted_softplus")
-    if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
-        return F.softplus(x.clamp(min=least_exponent(x.dtype))) - _LN2
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    if native(_pack(0, library.address(x), out.data_ptr(), x.numel())):
-        raise MemoryError("popgeo could not allocate its working memory.")
+    out = _compiled(None, x)
+    if out is None:
+        # Beyond the threshold torch returns x; its own, 20, loses digits of float64.
+        out = F.softplus(x.clamp(min=least_exponent(x.dtype)), threshold=40.0) - _LN2
     return out
 
 
 def _backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Compute grad * sigmoid(x), and 0 if the sigmoid is below e^-60."""
+    """Compute grad * sigmoid(x), and 0 if the sigmoid is below e^-60, or e^-600 in float64."""
     check_array("grad", grad, x.shape, x.dtype)
+    out = _compiled(grad, x)
+    return grad * sigmoid_or_zero(x) if out is None else out
+
+
+def _compiled(grad: Tensor | None, x: Tensor) -> Tensor | None:
+    """Return the result of the compiled kernel, backward if there is a gradient, or None if it does not serve `x`."""
     native = library.packed("popgeo_shifted_softplus")
-    if native is None or x.dtype != torch.float32 or x.device.type != "cpu":
-        return grad * sigmoid_or_zero(x)
-    grad, x = grad.contiguous(), x.contiguous()
+    if native is None or x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
+        return None
+    grad, x = None if grad is None else grad.contiguous(), x.contiguous()
     out = torch.empty_like(x)
-    if native(_pack(library.address(grad), library.address(x), out.data_ptr(), x.numel())):
+    pointers = library.address(grad), library.address(x), out.data_ptr()
+    if native(_pack(x.dtype is torch.float64, *pointers, x.numel())):
         raise MemoryError("popgeo could not allocate its working memory.")
     return out
 

@@ -119,10 +119,11 @@ int64_t cfconv(bool is_backward) {
 
 int64_t shifted_softplus() {
   const int64_t count = one_of({0, 1, 5, 33, 1000, 200000});
-  Array &x = values(FLOAT32, count, float(one_of({1, 30, 100})), true), &grad = values(FLOAT32, count);
-  SAY("shifted_softplus %d", int(count));
+  const int64_t is_double = below(2), dtype = is_double ? FLOAT64 : FLOAT32;
+  Array &x = values(dtype, count, float(one_of({1, 30, 100, 1000})), true), &grad = values(dtype, count);
+  SAY("shifted_softplus %d double %d", int(count), int(is_double));
   for (const void* above : {(const void*)nullptr, (const void*)grad.data()}) {
-    const Packed packed = {address(above), address(x.data()), address(out(FLOAT32, count).data()), count};
+    const Packed packed = {is_double, address(above), address(x.data()), address(out(dtype, count).data()), count};
     if (const int64_t status = call<int64_t>("popgeo_shifted_softplus", packed.data())) return status;
   }
   return 0;

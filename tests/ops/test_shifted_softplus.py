@@ -1,5 +1,7 @@
 """Claims about the shifted softplus, compiled and not."""
 
+import decimal
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -22,6 +24,18 @@ def test_float32_is_exact_to_its_last_bits(native):
     assert ((shifted_softplus(X).double() - exact).abs() <= 3e-7 * exact.abs().clamp(min=1)).all()
 
 
+def test_float64_is_exact_to_its_last_bits(native):
+    x = torch.cat([torch.linspace(-700, 700, 301), torch.linspace(-2, 2, 301)]).double().requires_grad_()
+    out = shifted_softplus(x)
+    (slope,) = torch.autograd.grad(out.sum(), x)
+    with decimal.localcontext(decimal.Context(prec=40)):
+        powers = [decimal.Decimal(value).exp() for value in x.tolist()]
+        exact = torch.tensor([float(((1 + e) / 2).ln()) for e in powers], dtype=x.dtype)
+        sigmoid = torch.tensor([float(e / (1 + e)) for e in powers], dtype=x.dtype)
+    assert_close(out, exact, rtol=4e-16, atol=0 if native == "compiled" else 4e-16)
+    assert_close(slope, torch.where(x > -600, sigmoid, 0), rtol=4e-16, atol=0)
+
+
 def test_the_slope_is_the_sigmoid_and_its_slope_too(native):
     x = X.clone().requires_grad_()
     (first,) = torch.autograd.grad(shifted_softplus(x).sum(), x, create_graph=True)
@@ -36,9 +50,10 @@ def test_both_orders_of_gradient_pass_gradcheck(native):
     assert torch.autograd.gradgradcheck(shifted_softplus, x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_no_number_stays_visible(native, value: float):
-    assert not shifted_softplus(torch.tensor([value])).isfinite().any()
+def test_what_is_no_number_stays_visible(native, value: float, dtype: torch.dtype):
+    assert not shifted_softplus(torch.tensor([value], dtype=dtype)).isfinite().any()
 
 
 def test_a_transposed_input_keeps_its_order(native):

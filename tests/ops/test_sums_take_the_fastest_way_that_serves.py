@@ -134,10 +134,11 @@ def test_the_other_ops_run_compiled_too(calls):
     ]  # fmt: skip
     calls.clear()
     round_stochastic(SRC, torch.tensor(3))
-    shifted_softplus(SRC.clone().requires_grad_()).sum().backward()
-    assert calls == ["popgeo_round_stochastic", *["popgeo_shifted_softplus"] * 2]
+    for dtype in (torch.float32, torch.float64):
+        shifted_softplus(SRC.to(dtype, copy=True).requires_grad_()).sum().backward()
+    assert calls == ["popgeo_round_stochastic", *["popgeo_shifted_softplus"] * 4]
     calls.clear()
-    shifted_softplus(SRC.double().requires_grad_()).sum().backward()
+    shifted_softplus(SRC.half().requires_grad_()).sum().backward()
     assert not calls
 
 

@@ -168,16 +168,15 @@ def _cfconv_backward(
 
 @lowers("popgeo.shifted_softplus.default")
 def _shifted_softplus(out: Tensor, x: Tensor) -> NativeCall | None:
-    if not _fit((x, tuple(out.shape), torch.float32), (out, tuple(out.shape), torch.float32)):
-        return None
-    return native_call("popgeo_shifted_softplus", None, x, out, x.numel())
+    return _activation(out, None, x)
 
 
 @lowers("popgeo.shifted_softplus_backward.default")
-def _shifted_softplus_backward(out: Tensor, grad: Tensor, x: Tensor) -> NativeCall | None:
-    if not _fit(*((one, tuple(out.shape), torch.float32) for one in (x, grad, out))):
+def _activation(out: Tensor, grad: Tensor | None, x: Tensor) -> NativeCall | None:
+    shape, dtype = tuple(out.shape), out.dtype
+    if dtype not in SERVED or not _fit(*((one, shape, dtype) for one in (x, grad))):
         return None
-    return native_call("popgeo_shifted_softplus", grad, x, out, x.numel())
+    return native_call("popgeo_shifted_softplus", dtype is torch.float64, grad, x, out, x.numel())
 
 
 @lowers("popgeo.round_stochastic.default")

@@ -4,10 +4,10 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-#define POPGEO_DECLARE(isa)                                                                         \
-  namespace isa {                                                                                   \
-  void shifted_softplus(const float* x, float* y, int64_t size);                                    \
-  void shifted_softplus_backward(const float* grad, const float* x, float* out, int64_t size);      \
+#define POPGEO_DECLARE(isa)                                                        \
+  namespace isa {                                                                  \
+  template <class T>                                                               \
+  void shifted_softplus(const T* grad, const T* x, T* out, int64_t size);          \
   }
 
 namespace popgeo {
@@ -25,25 +25,32 @@ POPGEO_DECLARE(v4)
 }  // namespace popgeo
 
 struct SoftplusCall {
-  const float* grad;  // null: forward
-  const float* x;
-  float* out;
+  int64_t is_double;
+  const void *grad, *x;  // no grad: forward
+  void* out;
   int64_t size;
 };
 
-#define POPGEO_RUN(isa)                                                                              \
-  (grad ? popgeo::isa::shifted_softplus_backward(grad, x, call->out, call->size)                     \
-        : popgeo::isa::shifted_softplus(x, call->out, call->size))
+namespace {
 
-EXPORT int64_t popgeo_shifted_softplus(const SoftplusCall* call) {
+template <class T>
+int64_t run(const SoftplusCall* call) {
   popgeo::Aligned aligned;
-  const float *grad = aligned(call->grad, call->size), *x = aligned(call->x, call->size);
+  const T* grad = aligned(static_cast<const T*>(call->grad), call->size);
+  const T* x = aligned(static_cast<const T*>(call->x), call->size);
+  T* out = static_cast<T*>(call->out);
   if (aligned.failed()) return popgeo::NO_MEMORY;
 #ifdef POPGEO_HAS_V4
-  if (popgeo::chosen_isa == 2) return POPGEO_RUN(v4), popgeo::OK;
+  if (popgeo::chosen_isa == 2) return popgeo::v4::shifted_softplus(grad, x, out, call->size), popgeo::OK;
 #endif
 #ifdef POPGEO_HAS_V3
-  if (popgeo::chosen_isa >= 1) return POPGEO_RUN(v3), popgeo::OK;
+  if (popgeo::chosen_isa >= 1) return popgeo::v3::shifted_softplus(grad, x, out, call->size), popgeo::OK;
 #endif
-  return POPGEO_RUN(baseline), popgeo::OK;
+  return popgeo::baseline::shifted_softplus(grad, x, out, call->size), popgeo::OK;
+}
+
+}  // namespace
+
+EXPORT int64_t popgeo_shifted_softplus(const SoftplusCall* call) {
+  return call->is_double ? run<double>(call) : run<float>(call);
 }

@@ -155,6 +155,7 @@ inline floats fma(floats a, floats b, floats c) {
 }
 
 using doubles = Vector<double>::type;
+using long_words = Vector<uint64_t>::type;
 
 inline doubles fma(doubles a, doubles b, doubles c) {
 #if defined(__AVX512F__)
