@@ -96,8 +96,16 @@ def lower_with_torch(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> N
     texts = [ctypes.create_string_buffer(one.encode()) for one in (f"{namespace}::{name}", kind.replace("default", ""))]
     functions = [ctypes.cast(getattr(torch_itself, one), ctypes.c_void_p).value or 0 for one in _FUNCTIONS]
     pointers = *map(ctypes.addressof, texts), *(table.ctypes.data for table in tables)
-    call = native_call("popgeo_call_torch", *functions, *pointers, len(encoded), len(places), name in _SERIAL)
+    call = native_call("popgeo_call_torch", *functions, *pointers, len(encoded), len(places), _is_serial(op, name, tensors))
     return replace(call, is_fixed=True, held=(handles, texts, tables, copied))
+
+
+def _is_serial(op: Op, name: str, tensors: Mapping[int, Tensor]) -> bool:
+    """Return whether the bits depend on the number of threads; those of a softmax over the last dimension do not."""
+    if not name.endswith(("softmax", "softmax_backward_data")):
+        return name in _SERIAL
+    dim, rank = op.args[2 if name.endswith("data") else 1], tensors[op.makes()[0]].dim()
+    return bool(dim % max(rank, 1) != rank - 1)
 
 
 def _is_plain(tensor: Tensor | None) -> bool:
