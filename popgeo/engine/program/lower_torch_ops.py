@@ -25,10 +25,11 @@ _FUNCTIONS = (
     "aoti_torch_get_data_ptr", "aoti_torch_is_contiguous", "aoti_torch_get_numel", "aoti_torch_get_dtype",
     "torch_new_list_reserve_size", "torch_list_push_back",
 )  # fmt: skip
-# Operations whose sums depend on the number of threads; these run in one thread.
+# Operations whose bits depend on the number of threads; these run in one thread.
 _SERIAL = (
     "native_layer_norm_backward", "native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit",
     "native_group_norm_backward", "mean", "sum", "var", "std", "linalg_vector_norm", "prod", "logsumexp",
+    "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
 )  # fmt: skip
 _NUMBER, _TENSOR, _SOME, _LIST = range(4)  # kinds of arguments, as in run_torch.cpp
 
@@ -96,16 +97,8 @@ def lower_with_torch(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> N
     texts = [ctypes.create_string_buffer(one.encode()) for one in (f"{namespace}::{name}", kind.replace("default", ""))]
     functions = [ctypes.cast(getattr(torch_itself, one), ctypes.c_void_p).value or 0 for one in _FUNCTIONS]
     pointers = *map(ctypes.addressof, texts), *(table.ctypes.data for table in tables)
-    call = native_call("popgeo_call_torch", *functions, *pointers, len(encoded), len(places), _is_serial(op, name, tensors))
+    call = native_call("popgeo_call_torch", *functions, *pointers, len(encoded), len(places), name in _SERIAL)
     return replace(call, is_fixed=True, held=(handles, texts, tables, copied))
-
-
-def _is_serial(op: Op, name: str, tensors: Mapping[int, Tensor]) -> bool:
-    """Return whether the bits depend on the number of threads; those of a softmax over the last dimension do not."""
-    if not name.endswith(("softmax", "softmax_backward_data")):
-        return name in _SERIAL
-    dim, rank = op.args[2 if name.endswith("data") else 1], tensors[op.makes()[0]].dim()
-    return bool(dim % max(rank, 1) != rank - 1)
 
 
 def _is_plain(tensor: Tensor | None) -> bool:
