@@ -12,18 +12,22 @@ number of threads.
 import ctypes
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from popgeo.capture.op_graph import Op, OpGraph, substitute
+from popgeo.engine.program.native_call import LOWERINGS, NativeCall, native_call
 from popgeo.native import library
 from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import refuse_index
 from popgeo.ops.register_op import register
 from popgeo.potentials.tensor_product_checks import NUM_OF_PATH, check_arrays, check_paths
 
+_NUM_OF_ROW = NUM_OF_PATH + 2  # a path's numbers, and its first and last coefficient
 _pack_call = struct.Struct("19q").pack
 
 
@@ -31,24 +35,50 @@ def _kernel(role: int, *inputs: Any) -> Tensor:
     """Compute the derivative of the scalar product of g and the sums by tensor number `role` of (x, y, w, g)."""
     *tensors, src, dst, num_nodes, widths, paths, terms = inputs
     like = check_arrays(role, tensors, src, dst, num_nodes, widths)
-    as_paths, as_terms = _tables(tuple(widths), tuple(paths), tuple(terms))
+    tables = _tables(tuple(widths), tuple(paths), tuple(terms))
     native = library.packed("popgeo_tensor_product")
     if native is None or not like.is_cpu or like.dtype not in (torch.float32, torch.float64):
         refuse_index("src", src, num_nodes)
         refuse_index("dst", dst, num_nodes)
         return _plain(role, *inputs)
     read = [None if tensor is None else library.as_read(tensor) for tensor in tensors]
-    src, dst, num_edges = library.as_read(as_int64(src)), library.as_read(as_int64(dst)), src.shape[0]
-    rows = num_edges if role in (1, 2) else num_nodes
-    out = (like.new_zeros if role == 2 else like.new_empty)(rows, widths[role])  # no path may use some weights
-    addresses = *map(library.address, read), library.address(src), library.address(dst), out.data_ptr()
-    tables = len(paths) // NUM_OF_PATH, ctypes.addressof(as_paths), ctypes.addressof(as_terms)
-    sizes = num_edges, *widths, torch.get_num_threads()
-    if native(_pack_call(like.dtype is torch.float64, role, *addresses, num_nodes, *tables, *sizes)):
+    src, dst = library.as_read(as_int64(src)), library.as_read(as_int64(dst))
+    out = like.new_empty(src.shape[0] if role in (1, 2) else num_nodes, widths[role])
+    if native(_pack_call(*_words(role, read, src, dst, num_nodes, widths, tables, out), torch.get_num_threads())):
         refuse_index("src", src, num_nodes)
         refuse_index("dst", dst, num_nodes)
         raise MemoryError("There is no memory for the edges of a tensor product.")
     return out
+
+
+def _words(
+    role: int,
+    tensors: Sequence[Tensor | None],
+    src: Tensor,
+    dst: Tensor,
+    num_nodes: int,
+    widths: Sequence[int],
+    tables: tuple[Any, Any],
+    out: Tensor,
+) -> list[int]:
+    """Return the words of ProductCall in run_tensor_product.cpp, without the number of threads."""
+    paths, terms = tables
+    addresses = [*map(library.address, (*tensors, src, dst, out))]
+    places = len(paths) // _NUM_OF_ROW, ctypes.addressof(paths), ctypes.addressof(terms)
+    return [int(out.dtype is torch.float64), role, *addresses, num_nodes, *places, src.shape[0], *widths]
+
+
+def _lower(graph: OpGraph, op: Op, places: Mapping[int, Tensor]) -> NativeCall | None:
+    role, *tensors, src, dst, num_nodes, widths, paths, terms = substitute(op.args, places.__getitem__)
+    out = places[op.makes()[0]]
+    given = [one for one in (*tensors, src, dst, out) if one is not None]
+    is_plain = all(one.is_cpu and one.is_contiguous() and not one.is_neg() for one in given)
+    if not is_plain or {src.dtype, dst.dtype} != {torch.int64} or out.dtype not in (torch.float32, torch.float64):
+        return None
+    tables = _tables(tuple(widths), tuple(paths), tuple(terms))
+    words = [*_words(role, tensors, src, dst, num_nodes, widths, tables, out), 1]
+    call = native_call("popgeo_tensor_product", *words, num_threads=len(words) - 1)
+    return replace(call, held=tables)
 
 
 @functools.lru_cache(maxsize=64)
@@ -61,7 +91,7 @@ def _tables(widths: tuple[int, ...], paths: tuple[int, ...], terms: tuple[float,
         found += b"".join(struct.pack("3qd", *map(int, term[:3]), term[3]) for term in chosen)
         rows += [*numbers, first, first + len(chosen)]
         first += len(chosen)
-    as_rows = (ctypes.c_int64 * max(len(rows), 1))(*rows)
+    as_rows = (ctypes.c_int64 * len(rows))(*rows)
     return as_rows, ctypes.create_string_buffer(found, max(len(found), 1))
 
 
@@ -122,6 +152,9 @@ _PRODUCT = register(
     fake=_fake,
     backward=_differentiate,
 )
+
+
+LOWERINGS["popgeo.tensor_product.default"] = _lower
 
 
 class SumOfProducts(nn.Module):

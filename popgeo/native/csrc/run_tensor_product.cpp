@@ -143,6 +143,7 @@ static void run(const ProductCall& call) {
   const std::vector<T> x = components_first<T>(call.x, call.num_nodes, call.width_x, blocks_of(product, true));
   if (call.role == 3) return sum_rows<T>(product, call, x.data(), y, w, call.src, call.dst, out);
   const std::vector<T> g = components_first<T>(call.g, call.num_nodes, call.width_g, blocks_of(product, false));
+  if (call.role == 2) memset(out, 0, sizeof(T) * size_t(call.num_edges * call.width_w));  // no path may use some weights
   auto* by_weight = &baseline::to_weights<T>;
   auto* by_edge = &baseline::to_edge<T>;
 #ifdef POPGEO_HAS_V3
