@@ -89,7 +89,7 @@ class BoundStep:
         """Return whether the step still fits the model and a call; bind it again if weights have only moved."""
         if self.largest_graph is not None and largest_graph.may_exceed(tensors, self.largest_graph):
             return False
-        if self.watch.is_unchanged() and not any([part.follow_filters() for part in self.filters]):
+        if self.watch.is_unchanged() and not any(part.follow_filters() for part in self.filters):
             return True
         with ONE_AT_A_TIME:  # another thread may be capturing the same model
             for part in self.filters:
@@ -149,7 +149,7 @@ class BoundStep:
             elif isinstance(part, Container) and known[key].kind is inspect.Parameter.VAR_POSITIONAL:
                 form += enumerate(part.parts, len(named))
         if len(form) == len(given):
-            self._forms[num_positional, *keywords] = form
+            self._forms.update({(num_positional, *keywords): form})
 
     def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
         """Return the function's result, built from tensors; its graph data are made like the call's graph data."""

@@ -48,16 +48,20 @@ class ModelWatch:
 
     def is_unchanged(self) -> bool:
         """Return whether no part of the model was replaced, moved or set since the last look."""
-        return self._has_same_tables() and holds_the_same(self._visible(), self._seen) and self._has_same_forms()
+        return (
+            self._has_same_tables()
+            and all(map(operator.is_, self._visible(), self._seen))
+            and (not self._lists or holds_the_same(self._lists, self._copies))
+            and self._has_same_forms()
+        )
 
     def _visible(self) -> list[Any]:
-        """Return the present types, functions and lists, for one comparison."""
+        """Return the present types and functions, and the values of classes."""
         return [
             *types_around(),
             RemovableHandle.next_id,
             *map(_FORWARD, self._forwards),
             *map(getattr, self._classes, self._class_names, repeat(None)),
-            *self._lists,
         ]
 
     def needs_capture(self) -> bool:
@@ -86,14 +90,14 @@ class ModelWatch:
         of_classes = [(type(one), name) for one, name in watched if not callable(getattr(type(one), name, None))]
         of_classes = list(dict.fromkeys(of_classes))
         self._classes, self._class_names = [kind for kind, _ in of_classes], [name for _, name in of_classes]
-        places = [(vars(one), name) for one, name in watched] + [(vars(one), "training") for one in modules.values()]
+        places: list[Any] = [(vars(one), name) for one, name in watched]
+        places += [(vars(one), "training") for one in modules.values()]
         whole = [table for table in tables if isinstance(table, dict)]
         self._has_same_tables = same_tables(whole, places, list(modules.values()))
         self._lists = [table for table in tables if not isinstance(table, dict)]
         self._addresses = [tensor.data_ptr() for tensor in tensors]
         self._has_same_forms = same_forms(tensors)
-        present = self._visible()
-        self._seen = present[: len(present) - len(self._lists)] + [copy.copy(table) for table in self._lists]
+        self._seen, self._copies = self._visible(), [copy.copy(table) for table in self._lists]
 
     def _properties(self) -> Iterator[tuple[str, Any]]:
         """Yield the name and the value of each property of the model that affects its capture."""

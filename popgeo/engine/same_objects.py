@@ -2,7 +2,7 @@
 
 import ctypes
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -62,7 +62,7 @@ def holds_the_same(one: Any, other: Any) -> bool:
 
 
 def same_tables(
-    tables: Sequence[dict[Any, Any]], places: Sequence[tuple[Mapping[str, Any], str]] = (), objects: Sequence[Any] = ()
+    tables: Sequence[dict[Any, Any]], places: Sequence[tuple[dict[str, Any], str]] = (), objects: Sequence[Any] = ()
 ) -> Callable[[], bool]:
     """Return a function that checks whether dictionaries still hold the same objects, in the same order.
 
@@ -98,7 +98,7 @@ def same_tables(
     header = np.array([ctypes.addressof(_functions()), *(one.ctypes.data for one in arrays), *counts], np.int64)
     # Unlike other functions of the library, it needs Python's lock.
     holding = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(ctypes.cast(native, ctypes.c_void_p).value)  # type: ignore[arg-type]
-    address, keeps = header.ctypes.data, (header, arrays, noted)
+    address, keeps = header.ctypes.data, (header, arrays, noted, tables, places, objects)
     return lambda: bool(holding(address) and keeps)
 
 

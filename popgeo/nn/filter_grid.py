@@ -14,12 +14,12 @@ from torch.func import functional_call
 from torch.nn.modules.module import _has_any_global_hook
 
 from popgeo.filter_choice import are_at_each_edge, do_tables_stay
-from popgeo.native.near_tensors import near
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.radial import ShiftedSoftplus
 from popgeo.ops.eager import is_plain
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 from popgeo.ops.interaction_call import STENCIL, interpolated
+from popgeo.ops.near_tensors import near
 
 # Numbers of rows to try, and the largest errors relative to the root mean square of filters and of slopes.
 _POINTS = {torch.float32: (193, 257, 385, 513, 769, 1025), torch.float64: (513, 1025, 1537)}

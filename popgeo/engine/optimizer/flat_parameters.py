@@ -158,7 +158,7 @@ class FlatParameters:
         if not state:
             return False
         new = {key: part for key, part in state.items() if self._published.get(key, self) is not part}
-        has_new = any([self._show(optimizer, key, part) for key, part in new.items()])
+        has_new = max([self._show(optimizer, key, part) for key, part in new.items()], default=False)
         if has_new:
             held = [optimizer.state[p][key] for key in self._published for p in self.members]
             self._has_shown_memory = same_forms([one for one in held if isinstance(one, Tensor)], only_memory=True)

@@ -283,7 +283,7 @@ class Update:
 
     def _adopt(self) -> bool:
         """Read the user's state if it has changed. Return False if joined parameters have different kinds of state."""
-        if self._has_same_state() and all([part.is_as_shown for part in self._flat]):
+        if self._has_same_state() and all(part.is_as_shown for part in self._flat):
             return True
         if not min([part.adopt(self.optimizer, self._worker.optimizer.state) for part in self._flat]):
             return False

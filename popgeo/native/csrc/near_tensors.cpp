@@ -1,4 +1,4 @@
-// Compares tensors with their earlier values, in one call.
+// Compares tensors with their earlier values, in one call. See popgeo/ops/near_tensors.py.
 #include <cstdint>
 #include <cstring>
 
