@@ -4,6 +4,7 @@ import inspect
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from torch import Tensor
@@ -86,11 +87,9 @@ class BoundStep:
 
     def serves(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether the step still fits the model and a call; bind it again if weights have only moved."""
-        for part in self.filters:
-            part.follow_filters()
         if self.largest_graph is not None and largest_graph.may_exceed(tensors, self.largest_graph):
             return False
-        if self.watch.is_unchanged():
+        if self.watch.is_unchanged() and not any(part.follow_filters() for part in self.filters):
             return True
         with ONE_AT_A_TIME:  # another thread may be capturing the same model
             for part in self.filters:
@@ -139,19 +138,18 @@ class BoundStep:
         A form is a number of positional arguments and a tuple of keywords. Later calls of a recorded form are not
         bound to the signature again.
         """
-        known = list(self.signature.parameters.values())
-        given = [*(one.name for one in known[:num_positional]), *keywords]
-        compiled = self.arguments
-        if [one.kind for one in known] == [inspect.Parameter.VAR_POSITIONAL] and num_positional:
-            assert isinstance(compiled, Container)  # a dictionary that has a tuple
-            assert isinstance(compiled.parts[0], Container)
-            self._forms[num_positional,] = list(enumerate(compiled.parts[0].parts))
+        known, compiled, form = self.signature.parameters, self.arguments, list[tuple[int, Structure]]()
+        if not isinstance(compiled, Container) or any(one.kind is one.VAR_KEYWORD for one in known.values()):
             return
-        plain = all(one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in known)
-        if plain and isinstance(compiled, Container) and set(given) <= set(compiled.keys):
-            parts = zip(compiled.keys, compiled.parts, strict=True)
-            form: tuple[Any, ...] = (num_positional, *keywords)
-            self._forms[form] = [(given.index(key), part) for key, part in parts if key in given]
+        named = [*takewhile(lambda name: known[name].kind is not inspect.Parameter.VAR_POSITIONAL, known)]
+        given = [*named[:num_positional], *[""] * (num_positional - len(named)), *keywords]  # no name for *args
+        for key, part in zip(compiled.keys, compiled.parts, strict=True):
+            if key in given:
+                form.append((given.index(key), part))
+            elif isinstance(part, Container) and known[key].kind is inspect.Parameter.VAR_POSITIONAL:
+                form += enumerate(part.parts, len(named))
+        if len(form) == len(given):
+            self._forms.update({(num_positional, *keywords): form})
 
     def unflatten(self, results: Sequence[Tensor], graph_data: Sequence[Any]) -> Any:
         """Return the function's result, built from tensors; its graph data are made like the call's graph data."""

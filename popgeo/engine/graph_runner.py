@@ -1,5 +1,6 @@
 """Runs an `OpGraph` in memory that is allocated once; weights and buffers stay in the model's memory."""
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -81,13 +82,15 @@ class GraphRunner:
         self._follows = self.program.follows or [False] * len(new)
         self._outputs = [None if v is None else tensors[v] for v in self.runs.outputs]
         self.peak_bytes = self.buffer_bytes + self.program.copied_bytes
+        # Torch records no gradients of these tensors, but it needs longer to find that out.
+        self._around = torch._C._AutoDispatchBelowAutograd if self.program.in_torch else contextlib.nullcontext
 
     def run(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the graph's outputs for inputs in the graph's order; state is not among the inputs.
 
         An input that is None keeps its value of the last run.
         """
-        with torch._C._AutoDispatchBelowAutograd():  # skips the recording of gradients
+        with self._around():
             if self._first is not None and self._weights_changed():
                 self._first.run(())
             for number, (place, tensor) in enumerate(zip(self._inputs, inputs, strict=True)):
@@ -98,7 +101,7 @@ class GraphRunner:
                     self.program.move(number, (tensor if is_alike else place).data_ptr())
                     if is_alike:
                         continue
-                place.copy_(tensor)
+                place.copy_(tensor.detach())
             self.program.run()
             outputs = list(self._outputs)
             for position, place in self._copied.items():

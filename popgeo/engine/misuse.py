@@ -41,7 +41,7 @@ def refuse_transforms() -> None:
         ValueError: `torch.func`, forward-mode derivatives, `torch.jit.trace`, fake tensors or a capture surround the
             call.
     """
-    if is_compiling() or is_plain():  # torch.compile leaves the step out of its own graph
+    if is_plain() or is_compiling():  # torch.compile leaves the step out of its own graph
         return
     if around := transforms_around():
         raise ValueError(

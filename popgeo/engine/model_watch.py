@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from popgeo.capture.held_state import OF_EVERY_MODULE, containers_in
 from popgeo.capture.pytree import SCALARS
-from popgeo.engine.same_objects import holds_the_same
+from popgeo.engine.same_objects import holds_the_same, same_tables
 from popgeo.native.tensor_forms import same_forms
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -49,20 +49,19 @@ class ModelWatch:
     def is_unchanged(self) -> bool:
         """Return whether no part of the model was replaced, moved or set since the last look."""
         return (
-            all(map(operator.is_, map(dict.get, self._holders, self._names), self._kept))
-            and holds_the_same(self._visible(), self._seen)
+            self._has_same_tables()
+            and all(map(operator.is_, self._visible(), self._seen))
+            and (not self._lists or holds_the_same(self._lists, self._copies))
             and self._has_same_forms()
         )
 
     def _visible(self) -> list[Any]:
-        """Return the present types, functions and tables, for one comparison."""
+        """Return the present types and functions, and the values of classes."""
         return [
             *types_around(),
             RemovableHandle.next_id,
-            *map(type, self._modules),
             *map(_FORWARD, self._forwards),
             *map(getattr, self._classes, self._class_names, repeat(None)),
-            *self._tables,
         ]
 
     def needs_capture(self) -> bool:
@@ -76,28 +75,29 @@ class ModelWatch:
     def look(self) -> None:
         """Gather the identities and addresses that `is_unchanged` compares."""
         modules = dict(self.model.named_modules())
-        self._modules = list(modules.values())
         # Classes of TorchScript have no `forward`; only their instances do.
-        kinds = dict.fromkeys(map(type, self._modules))
+        kinds = dict.fromkeys(map(type, modules.values()))
         self._forwards = [kind for kind in kinds if not issubclass(kind, torch.jit.ScriptModule)]
         tables = [t for one in modules.values() for t in (one._parameters, one._buffers, one._modules)]
         tensors = [*self.model.parameters(), *self.model.buffers()]
         trainable = self.model.parameters() if self._trains else []
         hooks = [*_HOOKS_OF_ALL, *(getattr(one, name) for one in modules.values() for name in _HOOKS)]
         hooks += [own for parameter in trainable for own in _hooks_of(parameter)]
-        self._tables = [table for table in tables if isinstance(table, dict)] + [own for own in hooks if own]
+        tables = [table for table in tables if isinstance(table, dict)] + [own for own in hooks if own]
         watched = [(one, name) for path, one in modules.items() for name in self._attributes(path, one)]
         values = [vars(one).get(name, getattr(type(one), name, None)) for one, name in watched]
-        self._tables += [table for value in values for table in containers_in(value)]
+        tables += [table for value in values for table in containers_in(value)]
         of_classes = [(type(one), name) for one, name in watched if not callable(getattr(type(one), name, None))]
+        of_classes = list(dict.fromkeys(of_classes))
         self._classes, self._class_names = [kind for kind, _ in of_classes], [name for _, name in of_classes]
-        places = [(vars(one), name) for one, name in watched] + [(vars(one), "training") for one in modules.values()]
-        self._holders: list[Any] = [holder for holder, _ in places]
-        self._names, self._kept = [name for _, name in places], [holder.get(name) for holder, name in places]
+        places: list[Any] = [(vars(one), name) for one, name in watched]
+        places += [(vars(one), "training") for one in modules.values()]
+        whole = [table for table in tables if isinstance(table, dict)]
+        self._has_same_tables = same_tables(whole, places, list(modules.values()))
+        self._lists = [table for table in tables if not isinstance(table, dict)]
         self._addresses = [tensor.data_ptr() for tensor in tensors]
         self._has_same_forms = same_forms(tensors)
-        present = self._visible()
-        self._seen = present[: len(present) - len(self._tables)] + [copy.copy(table) for table in self._tables]
+        self._seen, self._copies = self._visible(), [copy.copy(table) for table in self._lists]
 
     def _properties(self) -> Iterator[tuple[str, Any]]:
         """Yield the name and the value of each property of the model that affects its capture."""

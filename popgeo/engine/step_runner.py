@@ -123,7 +123,8 @@ class StepRunner:
                 if self.update is not None:
                     self.update.apply(self.replicas)
         finally:
-            self.replica_states[0].show(self._model)  # after results that may be buffers were copied
+            if self.replica_states[0].buffers:  # after results that may be buffers were copied
+                self.replica_states[0].show(self._model)
         return results.join()
 
     def _follow_seed(self) -> None:
@@ -265,7 +266,7 @@ class StepRunner:
     def _runner_for(self, tensors: Sequence[Tensor]) -> Runner:
         """Return the runner for these inputs; negative row numbers need operations that count them from the end."""
         given = [tensors[i] for i in self._row_indices]
-        if not any(tensor.numel() and int(tensor.min()) < 0 for tensor in given):
+        if not given or not any(tensor.numel() and int(tensor.min()) < 0 for tensor in given):
             return self.usual
         if self._careful is None:
             self._careful = self._bound(without_row_indexing(self._step.graph, self._step.row_indices))

@@ -19,11 +19,15 @@ _WORDS = range(2, 8)  # words of a tensor's object in which torch may keep the a
 _PROPERTIES = ("layout", "dtype", "dim", "sizes", "strides", "data_ptr")
 
 
-def same_forms(tensors: Sequence[Tensor]) -> Callable[[], bool]:
+def same_forms(tensors: Sequence[Tensor], only_memory: bool = False) -> Callable[[], bool]:
     """Return a function that checks whether tensors still have their present memory, type, shape, strides and class.
 
     It also compares `requires_grad`. The compiled library reads these properties by torch's stable C interface; without
     the library, torch's guards compare them, which takes longer.
+
+    Args:
+        tensors: Tensors to compare.
+        only_memory: Whether to compare the address of the memory alone.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2, 3))
@@ -42,8 +46,8 @@ def same_forms(tensors: Sequence[Tensor]) -> Callable[[], bool]:
     kinds, handles = np.array(places, dtype=np.int64).reshape(-1, 2).T.copy()
     forms = np.zeros(len(tensors) * _FORM_BYTES, dtype=np.uint8)
     held = (ctypes.addressof(torchs), len(tensors), *(one.ctypes.data for one in (kinds, handles, forms)))
-    compare(struct.pack("6q", *held, 1))
-    packed = struct.pack("6q", *held, 0)
+    compare(struct.pack("7q", *held, only_memory, 1))
+    packed = struct.pack("7q", *held, only_memory, 0)
     keeps = (tensors, torchs, kinds, handles, forms)
     return lambda: bool(compare(packed)) and bool(keeps)
 

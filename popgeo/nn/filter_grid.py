@@ -2,7 +2,6 @@
 
 import functools
 import math
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from popgeo.nn.radial import ShiftedSoftplus
 from popgeo.ops.eager import is_plain
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 from popgeo.ops.interaction_call import STENCIL, interpolated
+from popgeo.ops.near_tensors import near
 
 # Numbers of rows to try, and the largest errors relative to the root mean square of filters and of slopes.
 _POINTS = {torch.float32: (193, 257, 385, 513, 769, 1025), torch.float64: (513, 1025, 1537)}
@@ -98,18 +98,17 @@ class _GridCheck:
     """
 
     def __init__(self, networks: FilterNetworks) -> None:
-        self.form, self.tensors = networks.form(), networks.tensors()
-        self._weights, self._buffers = ([one.detach().clone() for one in some] for some in self.tensors)
-        sizes = [max(float(one.double().norm()), 0.1 * math.sqrt(one.numel())) for one in self._weights]
-        self._limits = [_FARTHEST * size for size in sizes]
+        self.form, (weights, buffers) = networks.form(), networks.tensors()
+        sizes = [max(float(one.detach().double().norm()), 0.1 * math.sqrt(one.numel())) for one in weights]
+        self._limits = [*(_FARTHEST * size for size in sizes), *(0.0 for _ in buffers)]
+        self._before = [one.detach().clone(memory_format=torch.contiguous_format) for one in (*weights, *buffers)]
+        self.follow(networks)
 
-    @torch.no_grad()
-    def is_near(self) -> bool:
-        """Check that weights differ by at most a few updates' change, and that buffers are unchanged."""
-        weights, buffers = self.tensors
-        moved = torch._foreach_norm(torch._foreach_sub(weights, self._weights)) if weights else ()
-        is_far = any(map(operator.gt, map(float, moved), self._limits))
-        return not is_far and all(map(torch.equal, buffers, self._buffers))
+    def follow(self, networks: FilterNetworks) -> None:
+        """Compare the present tensors of networks of the same form from now on."""
+        weights, buffers = networks.tensors()
+        # Whether weights differ by at most a few updates' change, and buffers are unchanged.
+        self.is_near = near([*weights, *buffers], self._before, self._limits)
 
 
 # Not an attribute of the model: for a kept step, a model with different attributes is a different model.
@@ -182,18 +181,24 @@ class FilterNetworksMixin(nn.Module):
         self.filter_points = next((n for n in points if n >= least and _is_exact(networks, n, dtype)), None)
         _CHECKED[self] = _GridCheck(networks)
 
-    def follow_filters(self, may_be_replaced: bool = False) -> None:
+    def follow_filters(self, may_be_replaced: bool = False) -> bool:
         """Check the grid again if the networks were replaced, or if their weights changed by more than a few updates.
 
         Args:
             may_be_replaced: Whether other modules or tensors may have replaced those of the last check.
+
+        Returns:
+            Whether the grid was checked again.
         """
         checked = _CHECKED.get(self)
         networks = self.filter_networks() if may_be_replaced else None
         if checked is not None and networks is not None and checked.form == networks.form():
-            checked.tensors, may_be_replaced = networks.tensors(), False
-        if checked is None or may_be_replaced or not checked.is_near():
-            self.refine_filters()
+            checked.follow(networks)
+            may_be_replaced = False
+        if checked is not None and not may_be_replaced and checked.is_near():
+            return False
+        self.refine_filters()
+        return True
 
     def grid_filters(self, r: Tensor, edges: Edges, num_nodes: int) -> list[GridFilters] | None:
         """Return the filters of each block on a grid; None if the networks must run at each edge."""

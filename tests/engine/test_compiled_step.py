@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 import popgeo
+from popgeo.capture.arguments import Arguments
 from popgeo.engine import bind_step
 from popgeo.engine.backend import Backend, device_of
 from popgeo.engine.compile_step import compile_forward, compile_step
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.step_options import StepOptions
+from popgeo.engine.step_recipe import Recipe
 
 
 class Line(nn.Module):
@@ -84,6 +86,29 @@ def test_a_single_argument_and_a_mapping_of_any_kind_are_examples_too():
     x = torch.randn(2, 3)
     torch.testing.assert_close(step(x), linear(x).detach())
     assert compile_forward(linear).compile_seconds == 0.0  # compiled when it is first called
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "named"),
+    [
+        (lambda x, y, *more: x - y + sum(more), 4, {}),
+        (lambda x, *more, scale=2.0, shift=None: scale * x - sum(more), 3, {}),
+        (lambda x, *more, scale, shift=None: x - sum(more) + shift - scale, 1, {"shift": 3, "scale": 2}),
+        (lambda *more: more[0] - sum(more[1:]), 3, {}),
+        (lambda x, y=None: x if y is None else x - y, 1, {}),
+    ],
+)
+def test_later_calls_are_not_bound_to_the_signature_again(monkeypatch: pytest.MonkeyPatch, function, given, named):
+    step = CompiledStep(Recipe(function=function, options=StepOptions()))
+
+    def call(number: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+        return list(torch.rand(given, 2) + number), {name: torch.rand(2) + at for name, at in named.items()}
+
+    args, kwargs = call(0)
+    torch.testing.assert_close(step(*args, **kwargs), function(*args, **kwargs))
+    args, kwargs = call(1)
+    monkeypatch.setattr(Arguments, "of", None)
+    torch.testing.assert_close(step(*args, **kwargs), function(*args, **kwargs))
 
 
 def test_the_order_of_a_dictionarys_parts_does_not_matter():

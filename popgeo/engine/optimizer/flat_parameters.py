@@ -110,7 +110,7 @@ class FlatParameters:
     def _forget_shown(self) -> None:
         self._published: dict[str, Any] = {}
         self._counts: dict[str, Tensor] = {}  # step counts: one row per member
-        self._count_bytes: list[np.ndarray] = []
+        self._count_bytes: list[tuple[np.ndarray, np.ndarray]] = []  # of these rows, and of the count that they show
         self._shown_counts: list[bytes] = []
         self._has_shown_memory: Callable[[], bool] = lambda: True
 
@@ -155,37 +155,46 @@ class FlatParameters:
         Returns:
             Whether the user's optimizer received a new object. Later changes in place need none.
         """
-        has_new = False
-        for key, part in state.items():
-            rows = self._counts.get(key)
-            if rows is not None and rows is not part and not _is_elementwise(part, self.own):
-                rows.copy_(part)
-            elif self._published.get(key, self) is not part:
-                is_elementwise = _is_elementwise(part, self.own)
-                has_new, self._published[key] = True, part
-                shown: Sequence[Any] = [part] * len(self.members)
-                if is_elementwise and (self.is_divided or len(self.members) > 1):
-                    shown = apart(part, self._shown_shapes())
-                elif is_elementwise and not part.dim():
-                    self._counts[key] = part
-                elif isinstance(part, Tensor) and not is_elementwise:
-                    # One row per member, so that one copy updates the step counts of all members.
-                    rows = part.expand(len(self.members), *part.shape)
-                    self._counts[key] = rows.clone(memory_format=torch.contiguous_format)
-                    shown = apart(self._counts[key], [part.shape] * len(self.members))
-                for p, own in zip(self.members, shown, strict=True):
-                    optimizer.state[p][key] = own
+        if not state:
+            return False
+        new = {key: part for key, part in state.items() if self._published.get(key, self) is not part}
+        has_new = max([self._show(optimizer, key, part) for key, part in new.items()], default=False)
         if has_new:
             held = [optimizer.state[p][key] for key in self._published for p in self.members]
-            self._has_shown_memory = same_forms([one for one in held if isinstance(one, Tensor)])
-            self._count_bytes = [c.detach().reshape(-1).view(torch.uint8).numpy() for c in self._counts.values()]
-        self._shown_counts = [count.tobytes() for count in self._count_bytes]
+            self._has_shown_memory = same_forms([one for one in held if isinstance(one, Tensor)], only_memory=True)
+        if new:
+            rows = len(self.members)
+            self._count_bytes = [(_bytes_of(one, rows), _bytes_of(state[key], 1)) for key, one in self._counts.items()]
+        for shown, own in self._count_bytes:
+            shown[...] = own
+        self._shown_counts = [rows.tobytes() for rows, _ in self._count_bytes]
         return has_new
+
+    def _show(self, optimizer: Optimizer, key: str, part: Any) -> bool:
+        """Publish a new piece of state. Return whether the user's optimizer received a new object."""
+        is_elementwise, rows = _is_elementwise(part, self.own), self._counts.get(key)
+        # A part in several pieces of memory is copied, so it counts as new each time.
+        self._published[key] = part if is_elementwise or not isinstance(part, Tensor) or part.is_contiguous() else None
+        if isinstance(part, Tensor) and rows is not None and rows.dim() > part.dim() and rows.dtype is part.dtype:
+            return False  # `publish` copies it to its rows
+        shown: Sequence[Any] = [part] * len(self.members)
+        if is_elementwise and (self.is_divided or len(self.members) > 1):
+            shown = apart(part, self._shown_shapes())
+        elif is_elementwise and not part.dim():
+            self._counts[key] = part
+        elif isinstance(part, Tensor) and not is_elementwise:
+            # One row per member, so that one copy updates the step counts of all members.
+            rows = part.expand(len(self.members), *part.shape)
+            self._counts[key] = rows.clone(memory_format=torch.contiguous_format)
+            shown = apart(self._counts[key], [part.shape] * len(self.members))
+        for p, own in zip(self.members, shown, strict=True):
+            optimizer.state[p][key] = own
+        return True
 
     @property
     def is_as_shown(self) -> bool:
         """Whether the published state still has its memory and step counts. Other edits in place reach `own`."""
-        counts = [count.tobytes() for count in self._count_bytes]
+        counts = [rows.tobytes() for rows, _ in self._count_bytes]
         return counts == self._shown_counts and self._has_shown_memory()
 
     def cut(self, parts: int) -> nn.Parameter:
@@ -269,3 +278,9 @@ def _progress(state: Mapping[str, Any]) -> str:
 
 def _is_elementwise(part: Any, parameter: Tensor) -> bool:
     return isinstance(part, Tensor) and part.shape == parameter.shape
+
+
+def _bytes_of(tensor: Tensor, rows: int) -> np.ndarray:
+    """Return the bytes of a tensor with this number of rows, in its memory."""
+    found: np.ndarray = tensor.detach().reshape(rows, -1).view(torch.uint8).numpy()
+    return found

@@ -18,7 +18,7 @@ from popgeo.engine.optimizer.joined_memory import overlap
 from popgeo.engine.optimizer.precision import keep_types_when_loading
 from popgeo.engine.optimizer.worker import OwnWorker, Worker, has_step_hooks, require_gradients, settings_of
 from popgeo.engine.replicas import Replicas
-from popgeo.engine.same_objects import holds_the_same
+from popgeo.engine.same_objects import holds_the_same, same_tables
 from popgeo.engine.step_options import StepOptions
 
 _ALONE = Replicas((0,), 1)
@@ -85,9 +85,9 @@ class Update:
         self._own = OwnWorker(optimizer, self._flat)
         self._worker = choose_worker(self._own, self._flat, options, part[0])
         self._shares_memory = False
-        # Copies of the user's groups and state at the last update. None: read them again.
+        # A copy of the user's groups at the last update, and a check of the state. None, _never: read them again.
         self._groups: list[dict[str, Any]] | None = None
-        self._adopted: dict[Any, Any] | None = None
+        self._has_same_state: Callable[[], bool] = _never
 
     def accumulate(self, names: Sequence[str] | None = None, first: bool = False) -> None:
         """Add the gradients of one micro-batch to the sums of the update.
@@ -147,7 +147,7 @@ class Update:
             self._check()
         self.num_updates += 1
         if max([part.publish(self.optimizer, worker.state(part.own)) for part in self._flat]):
-            self._adopted = _copy_state(self.optimizer)
+            self._has_same_state = _check_of_state(self.optimizer)
 
     @property
     def is_captured(self) -> bool | None:
@@ -207,7 +207,7 @@ class Update:
         self._require_same_groups(optimizer)
         if optimizer is not self.optimizer:
             self.optimizer = self._own.optimizer = optimizer
-            self._groups = self._adopted = None
+            self._groups, self._has_same_state = None, _never
             self._keep_types()
 
     def state(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class Update:
 
     def restore(self, content: Mapping[str, Any]) -> None:
         """Restore the count of updates, the seed of rounding and the scale of the loss from the result of `state`."""
-        self.num_updates, self._adopted = content["num_updates"], None
+        self.num_updates, self._has_same_state = content["num_updates"], _never
         self.seed = content.get("rounding_seed", self.seed)
         if self.scale is not None and "loss_scale" in content:
             self.scale.restore(content["loss_scale"])
@@ -227,12 +227,12 @@ class Update:
         if self._rounds and replicas.world_size > 1:
             seed = torch.tensor(self.seed % 2**63)
             replicas.share_weights([seed])
-            self.seed, self._adopted = int(seed), None
+            self.seed, self._has_same_state = int(seed), _never
 
     def follow_memory(self) -> None:
         """Use the present memory of the parameters. Call this at first, and after their owner has replaced it."""
         if max([part.follow_memory() for part in self._flat]):
-            self._adopted = None  # a captured update is bound to the memory of its state
+            self._has_same_state = _never  # a captured update is bound to the memory of its state
         self._shares_memory = overlap([p for part in self._flat for p in part.members])
         self._keep_types()
 
@@ -277,7 +277,7 @@ class Update:
                 f"{type(self.optimizer).__name__} {why}, or leave out shard_optimizer_state, optimizer_state_dtype, "
                 "master_weights, stochastic_rounding and accumulation_dtype: with these its own step() cannot run."
             )
-        self._adopted = None
+        self._has_same_state = _never
         return self._own
 
     def _require_same_groups(self, optimizer: Optimizer) -> None:
@@ -288,11 +288,11 @@ class Update:
 
     def _adopt(self) -> bool:
         """Read the user's state if it has changed. Return False if joined parameters have different kinds of state."""
-        if holds_the_same(self.optimizer.state, self._adopted) and all(part.is_as_shown for part in self._flat):
+        if self._has_same_state() and all(part.is_as_shown for part in self._flat):
             return True
         if not min([part.adopt(self.optimizer, self._worker.optimizer.state) for part in self._flat]):
             return False
-        self._adopted = _copy_state(self.optimizer)
+        self._has_same_state = _check_of_state(self.optimizer)
         self._worker.begin(self.num_updates, self.seed)
         return True
 
@@ -307,6 +307,11 @@ class Update:
             )
 
 
-def _copy_state(optimizer: Optimizer) -> dict[Any, Any]:
-    """Return a copy of an optimizer's state that shares its tensors."""
-    return {key: dict(held) if isinstance(held, Mapping) else held for key, held in optimizer.state.items()}
+def _check_of_state(optimizer: Optimizer) -> Callable[[], bool]:
+    """Return a function that checks whether an optimizer's state still holds the same objects."""
+    states = [held for held in optimizer.state.values() if isinstance(held, dict)]
+    return same_tables([optimizer.state, *states], [(vars(optimizer), "state")])
+
+
+def _never() -> bool:
+    return False

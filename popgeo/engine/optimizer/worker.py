@@ -205,11 +205,11 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
         (True, None, False)
     """
     step = vars(optimizer).get("step")
-    hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
-    hooks = [hook for hook in hooks if hook is not refuse_empty_update]
+    own = optimizer._optimizer_step_pre_hooks.values(), optimizer._optimizer_step_post_hooks.values()
+    hooks = [*own[0], *own[1], *_global_optimizer_pre_hooks, *_global_optimizer_post_hooks]
     # A scheduler's wrapper only notes that the optimizer has stepped.
     is_its_own = not callable(step) or getattr(step, "__wrapped__", None) is type(optimizer).step
-    return bool(hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or not is_its_own)
+    return hooks not in ([], [refuse_empty_update]) or not is_its_own
 
 
 def require_gradients(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
