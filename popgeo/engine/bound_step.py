@@ -15,11 +15,12 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.held_state import ONE_AT_A_TIME
 from popgeo.capture.pytree import Container, Structure, unflatten
 from popgeo.capture.structures import first_difference, same, takes
+from popgeo.engine.backend import Backend
 from popgeo.engine.cuda_graph import CudaGraphRunner
 from popgeo.engine.freed_memory import require_arguments, require_weights
 from popgeo.engine.misuse import mark_as_done, without_derivative
 from popgeo.engine.model_watch import ModelWatch
-from popgeo.engine.step_recipe import StepPlan
+from popgeo.engine.step_recipe import Recipe, StepPlan
 from popgeo.engine.step_runner import StepRunner
 from popgeo.native.plain_tensor import lies_in_memory
 
@@ -183,3 +184,17 @@ class BoundStep:
             "buffer_bytes": runner.usual.buffer_bytes,
             "how_it_runs": runner.how_it_runs(),
         }
+
+
+def table_of(recipe: Recipe, bound: BoundStep | None) -> Any:
+    """Return the choices for a step and its present counts, as a series of pandas."""
+    import pandas as pd
+
+    shown = {"model": recipe.name, "weights": sum(p.numel() for p in recipe.module.parameters())}
+    shown |= {} if recipe.optimizer is None else {"optimizer": type(recipe.optimizer).__name__}
+    shown |= {"micro-batches per call": recipe.options.batch_factor, "compiled": bound is not None}
+    if bound is not None:
+        shown |= {"operations": len(bound.step.graph.ops), "calls": bound.calls}
+        if recipe.backend is not Backend.CUDA:  # calls on a GPU return before they finish
+            shown |= {"seconds": round(bound.run_seconds, 3)}
+    return pd.Series({name: f"{value:,}" if type(value) in (int, float) else value for name, value in shown.items()})

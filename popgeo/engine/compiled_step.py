@@ -17,7 +17,7 @@ from popgeo.capture.op_graph import OpGraph
 from popgeo.engine import resume
 from popgeo.engine.backend import Backend
 from popgeo.engine.bind_step import bind_step
-from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep
+from popgeo.engine.bound_step import NOTHING_ON_A_GPU, BoundStep, table_of
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.misuse import explain_failed_batch, refuse_no_grad, refuse_transforms
 from popgeo.engine.model_watch import modes_now
@@ -162,8 +162,6 @@ class CompiledStep:
 
     def how_it_runs(self) -> str:
         """Return a text: the native calls of a micro-batch, the operations that torch runs between them, the update.
-
-        Without the compiled library, and for operations without a kernel, torch runs operation by operation.
 
         Example:
             >>> import torch, popgeo
@@ -327,18 +325,7 @@ class CompiledStep:
         return f"{type(self).__name__}({', '.join(filter(None, parts))})"
 
     def _repr_html_(self) -> str:
-        import pandas as pd
-
-        recipe, bound = self._recipe, self._bound
-        shown = {"model": recipe.name, "weights": sum(p.numel() for p in recipe.module.parameters())}
-        shown |= {} if recipe.optimizer is None else {"optimizer": type(recipe.optimizer).__name__}
-        shown |= {"micro-batches per call": recipe.options.batch_factor, "compiled": bound is not None}
-        if bound is not None:
-            shown |= {"operations": len(bound.step.graph.ops), "calls": bound.calls}
-            if recipe.backend is not Backend.CUDA:  # calls on a GPU return before they finish
-                shown |= {"seconds": round(bound.run_seconds, 3)}
-        table = {name: f"{value:,}" if type(value) in (int, float) else value for name, value in shown.items()}
-        return pd.Series(table, name=type(self).__name__).to_frame().to_html()
+        return table_of(self._recipe, self._bound).rename(type(self).__name__).to_frame().to_html()
 
     def __getattr__(self, name: str) -> Any:
         """Return the module's attribute; a method of the module that returns the module returns the step."""

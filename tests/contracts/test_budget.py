@@ -23,9 +23,10 @@ PLACES = {
     "kit": ("testing/",),
     "train": ("train/", "lightning.py"),
 }
-# Round numbers, about 2 % above the present counts, so that a guest can add a model or an operation.
+# Round numbers, about 2 % above the present counts, so that a guest can add a model or an operation. The core has 1,800
+# lines for kernels with torch's bits, since a step would otherwise return to Python for a third of its operations.
 BUDGETS = {
-    "core": 37_800,
+    "core": 40_400,
     "compat": 3_420,
     "systems": 2_190,
     "models": 1_570,
@@ -33,7 +34,7 @@ BUDGETS = {
     "kit": 2_080,
     "train": 870,
 }
-ALL = 51_400
+ALL = 54_000
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 350, 40
 # An operation's cost and its lowering are found by one name.
