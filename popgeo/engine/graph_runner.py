@@ -12,9 +12,9 @@ from torch import Tensor
 from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.expand import expand
 from popgeo.capture.marks import empty_like, marks_of
-from popgeo.capture.op_graph import Input, Op, OpGraph, Ref
+from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value
 from popgeo.capture.operations import Out, operation_of
-from popgeo.capture.passes import fold_constants, is_random
+from popgeo.capture.passes import fold_constants, is_random, new_storages, with_ops
 from popgeo.engine.fuse.edge_rows import EDGE_ORDER, order_call
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
@@ -73,7 +73,7 @@ class GraphRunner:
         new = [v for one, v in graph.inputs.items() if one not in state]
         self._inputs = [empty_like(values[v]) for v in new]
         given |= dict(zip(new, self._inputs, strict=True))
-        self._copied = self._place_outputs(places or {}, given)
+        self.runs = self._with_copies(self._place_outputs(places or {}, given), given)
         # The check reads the operands after the operation, so no result may overwrite them.
         tensors, buffers = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
         self.buffer_bytes = sum(tensor.nbytes for tensor in (*buffers, *self._inputs))
@@ -103,12 +103,7 @@ class GraphRunner:
                         continue
                 place.copy_(tensor.detach())
             self.program.run()
-            outputs = list(self._outputs)
-            for position, place in self._copied.items():
-                made = outputs[position]
-                assert made is not None
-                outputs[position] = place.copy_(made)
-        return outputs
+        return list(self._outputs)
 
     def _begin_with_weights(self, given: Mapping[int, Tensor], state: Mapping[Input, Tensor]) -> OpGraph:
         """Compute the values that depend on weights alone, and return the rest of the graph."""
@@ -152,6 +147,19 @@ class GraphRunner:
             else:
                 copied[position] = place
         return copied
+
+    def _with_copies(self, copied: Mapping[int, Tensor], given: dict[int, Tensor]) -> OpGraph:
+        """Return the graph with copies of some outputs to their places, which are added to `given`."""
+        graph = self.runs
+        values, ops, outputs = list(graph.values), list(graph.ops), list(graph.outputs)
+        for (position, place), storage in zip(copied.items(), new_storages(values), strict=False):
+            made, form = outputs[position], {"shape": tuple(place.shape), "stride": place.stride(), "offset": 0}
+            assert made is not None
+            values.append(Value(**form, dtype=place.dtype, storage=storage, producer=None, marks=marks_of(place)))  # type: ignore[arg-type]
+            outputs[position] = v = len(values) - 1
+            given[v] = place
+            ops.append(Op(target="aten._to_copy.default", args=(Ref(made),), outputs=(v,)))
+        return with_ops(graph, ops, outputs, values=values) if copied else graph
 
 
 def fuse(graph: OpGraph) -> OpGraph:
