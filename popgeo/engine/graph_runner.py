@@ -97,8 +97,10 @@ class GraphRunner:
                 if tensor is None:
                     continue
                 if self._follows[number]:
+                    address = tensor.data_ptr()  # a tensor over the bytes of a file may begin at any byte
                     is_alike = type(tensor) is Tensor and tensor.is_contiguous() and not tensor.is_neg()
-                    self.program.move(number, (tensor if is_alike else place).data_ptr())
+                    is_alike = is_alike and not address % tensor.itemsize
+                    self.program.move(number, address if is_alike else place.data_ptr())
                     if is_alike:
                         continue
                 place.copy_(tensor.detach())

@@ -44,7 +44,8 @@ def test_an_input_is_read_where_the_caller_has_it():
     runner = GraphRunner(graph_of(lambda x: x @ x + x, X), {}, follows_inputs=True)
     (place,) = runner._inputs
     place.fill_(torch.nan)
-    for given in (X, X.clone(), X + 1, X.t().contiguous().t(), X.repeat(2, 1)[3:11], torch.nn.Parameter(X)):
+    odd = torch.frombuffer(bytearray(b"." + X.numpy().tobytes()), dtype=torch.float32, offset=1).view(8, 8)
+    for given in (X, X.clone(), X + 1, X.t().contiguous().t(), X.repeat(2, 1)[3:11], torch.nn.Parameter(X), odd):
         torch.testing.assert_close(runner.run([given])[0], given @ given + given)
 
 
