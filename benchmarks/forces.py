@@ -2,6 +2,7 @@
 
     python benchmarks/forces.py
     python benchmarks/forces.py --inductor
+    python benchmarks/forces.py --small
 
 One thread. Every step predicts energies and forces of packed QM9 molecules (random molecules if POPGEO_SHARED_DATA is
 not set), computes the loss of both, backpropagates and updates the weights with Adam. All models of a kind get the same
@@ -22,7 +23,7 @@ import torch_geometric.nn as pyg
 from memory import PeakMemory
 from models import CUTOFF, GAUSSIANS, packed_batch
 from shares import print_roofline
-from timing import both_ways, measure, one_thread
+from timing import both_ways, flushed, measure, one_thread
 from torch import Tensor, nn
 from torch.utils.data import dataloader
 
@@ -41,6 +42,8 @@ GOALS = (
     ("PaiNN, compiled", "PaiNN", 3.0),
     ("PaiNN, compiled", "PaiNN, inductor", 1.5),
 )
+# With --small: molecules, and the goals of SchNet against PyG's and of PaiNN against its own eager step.
+SMALL = ((8, 4.5, 2.5), (31, 8.0, None), (124, 11.0, None))
 NUM_RADIAL, GOAL_OF_MEMORY = 20, 1 / 3
 
 
@@ -225,6 +228,27 @@ def print_table(comparison: Comparison, seconds: dict[str, float], peers: list[s
             print_roofline(comparison.flops(name), seconds[name])
 
 
+def print_small(options: argparse.Namespace) -> None:
+    """Print how much faster compiled steps on pairs are for a few molecules, with denormal numbers flushed."""
+    for molecules, of_schnet, of_painn in SMALL:
+        options.nodes = 18 * molecules  # packed molecules of QM9 have 18 slots each
+        comparison = Comparison(options)
+        peers, ours = comparison.schnets(with_inductor=False)
+        sides = [("SchNet", "PyG's SchNet", of_schnet)]
+        steps = peers | ours
+        if of_painn is not None:
+            steps |= comparison.painns(with_inductor=False)[1]
+            sides.append(("PaiNN", "PaiNN on pairs", of_painn))
+        for name, peer, goal in sides:
+            pair = {one: flushed(steps[one]) for one in (peer, f"{name} on pairs, compiled")}
+            against, spent = measure(pair, rounds=options.rounds).values()
+            verdict = "met" if against / spent >= goal else "missed"
+            print(
+                f"  {name}, {comparison.batch.num_graphs} molecules: {1e3 * spent:.2f} ms, {against / spent:.2f}x "
+                f"{peer} (goal {goal}: {verdict})"
+            )
+
+
 def processor() -> str:
     """Return the processor's name and its vector instructions."""
     told = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -241,10 +265,14 @@ def main() -> None:
     parser.add_argument("--only", choices=("schnet", "painn"), help="measure only this model")
     parser.add_argument("--inductor", action="store_true", help="also measure torch.compile, a minute of compiling")
     parser.add_argument("--quick", action="store_true", help="use a small batch and two rounds")
+    parser.add_argument("--small", action="store_true", help="measure compiled steps of 8, 31 and 124 molecules alone")
     options = parser.parse_args()
     if options.quick:
         options.nodes, options.channels, options.blocks, options.rounds = 64, 16, 2, 2
     one_thread()
+    if options.small:
+        print(processor())
+        return print_small(options)
     comparison = Comparison(options)
     print(
         f"{processor()}: {options.nodes} atoms, {comparison.edges.shape[1]:,} edges, {options.channels} channels, "

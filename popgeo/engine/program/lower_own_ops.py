@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, overload, substitute
+from popgeo.engine.program.lower_copies import copied
 from popgeo.engine.program.native_call import LOWERINGS, NativeCall, native_call
+from popgeo.engine.program.strided import MOVED, elements_call
 from popgeo.ops.half_precision import HALVES
 from popgeo.ops.kernel_arguments import FLOAT_DTYPES, NATIVE_DTYPES
 from popgeo.ops.neighbor_search import SERVED, SearchKind
@@ -205,5 +207,5 @@ def _near_nodes(
 
 @lowers("popgeo.identity_loss.default")
 def _identity_loss(out: Tensor, x: Tensor) -> NativeCall | None:
-    fits = _fit((out, tuple(x.shape), x.dtype))
-    return native_call("popgeo_copy", x, out, x.nbytes) if fits else None
+    fits = _fit((out, tuple(x.shape), x.dtype)) and x.itemsize in MOVED
+    return elements_call([copied(out, x)]) if fits else None

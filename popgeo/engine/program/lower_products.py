@@ -5,12 +5,11 @@ A row of the result does not depend on the other rows, on the number of threads,
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref
-from popgeo.engine.program.native_call import LOWERINGS, NativeCall
+from popgeo.engine.program.native_call import LOWERINGS, NativeCall, native_call
 from popgeo.native import library
 
 _LARGE = 1 << 18  # elements of a matrix; torch cuts larger ones into more and smaller blocks
@@ -32,8 +31,7 @@ def lower_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Nati
         return None
     if not _is_served([value.shape for value in values], [value.stride for value in values]):
         return None
-    words = _words([*operands, tensors[made]])
-    return NativeCall(function="popgeo_multiply", words=words, num_threads=_NUM_THREADS)
+    return native_call("popgeo_multiply", *_words([*operands, tensors[made]]), num_threads=_NUM_THREADS)
 
 
 def _is_served(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]) -> bool:
@@ -59,13 +57,13 @@ def _is_served(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]
     )
 
 
-def _words(tensors: Sequence[Tensor]) -> np.ndarray:
+def _words(tensors: Sequence[Tensor]) -> Sequence[int]:
     """Return the structure of products.h for the operands and the result."""
     *first, a, b, out = tensors
     (num_rows, num_inner), num_columns = a.shape[-2:], b.shape[-1]
     a_inner = 1 if num_inner == 1 else a.stride(-1)
     begun = first[0].expand(num_rows, num_columns) if first else None
-    words = (
+    return (
         a.data_ptr(), b.data_ptr(), 0 if begun is None else begun.data_ptr(), out.data_ptr(),
         out.dtype is torch.float64, len(out) if out.dim() == 3 else 1, num_rows, num_inner, num_columns,
         a.stride(-2), a_inner, b.stride(-2), b.stride(-1),
@@ -73,7 +71,6 @@ def _words(tensors: Sequence[Tensor]) -> np.ndarray:
         *(one.stride(0) if one.dim() == 3 else 0 for one in (a, b)), 0, out.stride(0) if out.dim() == 3 else 0,
         1,
     )  # fmt: skip
-    return np.array(words, np.int64)
 
 
 LOWERINGS |= dict.fromkeys(("aten.mm.default", "aten.addmm.default", "aten.bmm.default"), lower_product)

@@ -25,6 +25,7 @@ _FUNCTIONS = (
     "aoti_torch_get_data_ptr", "aoti_torch_is_contiguous", "aoti_torch_get_numel", "aoti_torch_get_dtype",
     "torch_new_list_reserve_size", "torch_list_push_back",
 )  # fmt: skip
+_FROM_MEMORY = "aoti_torch_create_tensor_from_blob"
 # Operations whose bits depend on the number of threads; these run in one thread.
 _SERIAL = (
     "native_layer_norm_backward", "native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit",
@@ -39,7 +40,7 @@ def _torch_library() -> ctypes.CDLL | None:
     """Return torch's library; None if this version of torch lacks a function."""
     for path in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
         found = ctypes.CDLL(str(path))
-        if all(hasattr(found, name) for name in _FUNCTIONS):
+        if all(hasattr(found, name) for name in (*_FUNCTIONS, _FROM_MEMORY)):
             return found
     return None
 
@@ -52,21 +53,29 @@ class _Handles:
         self._made: list[ctypes.c_void_p] = []
         weakref.finalize(self, _free, torch_itself, self._made)
 
+    def knows(self, dtype: torch.dtype) -> bool:
+        """Return whether torch's C functions know a type; they do not know quantized numbers."""
+        return hasattr(self._torch, _name_of(dtype))
+
     def number_of(self, dtype: torch.dtype) -> int:
         """Return torch's number for a type."""
-        return getattr(self._torch, f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")()
+        return getattr(self._torch, _name_of(dtype))()
 
     def of(self, tensor: Tensor) -> int:
         """Return the handle of a contiguous tensor."""
         made, sizes = ctypes.c_void_p(), (ctypes.c_int64 * tensor.dim())(*tensor.shape)
         strides, dtype = (ctypes.c_int64 * tensor.dim())(*tensor.stride()), self.number_of(tensor.dtype)
         place, rank = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(tensor.dim())
-        create = self._torch.aoti_torch_create_tensor_from_blob
+        create = getattr(self._torch, _FROM_MEMORY)
         if create(place, rank, sizes, strides, ctypes.c_int64(0), dtype, 0, 0, ctypes.byref(made)):
             raise RuntimeError(f"torch made no tensor of shape {list(tensor.shape)}.")
         self._made.append(made)
         self.held.append(tensor)
         return made.value or 0
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}"
 
 
 def _free(torch_itself: ctypes.CDLL, made: Sequence[ctypes.c_void_p]) -> None:
@@ -79,11 +88,14 @@ def lower_with_torch(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> N
     torch_itself = _torch_library()
     if torch_itself is None or not op.target.startswith("aten.") or is_random(op):
         return None
+    handles = _Handles(torch_itself)
+    if not all(handles.knows(tensors[v].dtype) for v in (*op.reads(), *op.makes())):
+        return None
     placed = not op.writes and None not in op.outputs and out_variants.into_place(graph, op) is not None
     found = out_variants.into_overload(op.target) if placed else None
     namespace, name, kind = op.target.split(".")
     kind, outs = (kind, ()) if found is None else found
-    schema, handles = overload(f"{namespace}.{name}.{kind}")._schema, _Handles(torch_itself)  # type: ignore[attr-defined]
+    schema = overload(f"{namespace}.{name}.{kind}")._schema  # type: ignore[attr-defined]
     passed = {one.name: value for one, value in zip(schema.arguments, op.args, strict=False)}
     passed |= {**op.kwargs, **dict(zip(outs, map(Ref, op.makes()), strict=False))}
     encoded = [_encode(one.type, passed.get(one.name, one.default_value), tensors, handles) for one in schema.arguments]
@@ -125,7 +137,7 @@ def _encode(kind: Any, given: Any, tensors: Mapping[int, Tensor], handles: _Hand
         return [_TENSOR, handles.of(tensors[given.value])]
     if isinstance(kind, torch.FloatType) and isinstance(given, int | float):
         return [_NUMBER, int(np.float64(given).view(np.int64))]
-    if isinstance(kind, torch.IntType) and isinstance(given, torch.dtype):
+    if isinstance(kind, torch.IntType) and isinstance(given, torch.dtype) and handles.knows(given):
         return [_NUMBER, handles.number_of(given)]
     if isinstance(kind, torch.IntType | torch.BoolType) and isinstance(given, int):
         return [_NUMBER, int(given)]

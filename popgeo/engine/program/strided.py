@@ -14,7 +14,8 @@ from popgeo.engine.program.native_call import LOWERINGS, NativeCall
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.int64: 2, torch.int32: 3, torch.bool: 4}
 """The types of numbers that plain kernels compute with, in the order of `Type` in native/csrc/plain.h."""
-_MOVED = {1: 5, 2: 6, 4: 3, 8: 2}  # for each number of bytes, the type as which elements of any type are moved
+MOVED = {1: 5, 2: 6, 4: 3, 8: 2}
+"""For each number of bytes, the type as which elements of any type are moved."""
 NUM_DIMS = 6
 
 # A function that lowers an operation. It takes the tensors that the operation writes, and its arguments by name.
@@ -82,7 +83,7 @@ class Area:
     def of(cls, tensor: Tensor, moved: bool = False) -> "Area":
         """Return a tensor's area; `moved` if the type of its elements does not matter."""
         plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
-        kind = (_MOVED.get(tensor.itemsize) if moved else TYPES.get(tensor.dtype)) if plain else None
+        kind = (MOVED.get(tensor.itemsize) if moved else TYPES.get(tensor.dtype)) if plain else None
         if kind is None:
             raise Unfit
         layout = {"shape": tuple(tensor.shape), "steps": tensor.stride()}

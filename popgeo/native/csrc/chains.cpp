@@ -1,12 +1,6 @@
 // Runs chains of element-wise operations, block by block: each instruction is one loop over a block in the cache.
 // The file is compiled once per instruction set (see setup.py), like kernels.cpp; run_chain.cpp chooses.
-#if defined(__GNUC__) && !defined(__clang__)
-// Without this, before all functions, GCC keeps selections as branches.
-#pragma GCC optimize("no-trapping-math")
-#define POPGEO_VECTORISE _Pragma("GCC ivdep")
-#else
-#define POPGEO_VECTORISE _Pragma("clang loop vectorize(assume_safety)")
-#endif
+#include "vectorise.h"  // first
 
 #include "chain.h"
 #include "chain_math.h"

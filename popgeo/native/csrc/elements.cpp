@@ -1,11 +1,6 @@
 // Operations by element on operands of any layout and type. Each block of rows and columns is read into a row of numbers
 // of one type, unless it lies so in memory; one loop computes a result from them, which is then written to its place.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("no-trapping-math")  // without it GCC keeps selections as branches
-#define POPGEO_VECTORISE _Pragma("GCC ivdep")
-#else
-#define POPGEO_VECTORISE _Pragma("clang loop vectorize(assume_safety)")
-#endif
+#include "vectorise.h"  // first
 
 #include <cstring>
 

@@ -1,5 +1,4 @@
-// The C functions that copy memory as it is: gathers of rows by an index or by pointers, after a check of the index, and
-// whole arrays.
+// The C functions that gather rows as they are, by an index or by pointers, after a check of the index.
 #include <cstring>
 
 #include "aligned.h"
@@ -53,16 +52,5 @@ EXPORT int64_t popgeo_gather_csr(const GatherCsrCall* packed) {
   for (int64_t row = 0; row < call.num_rows; ++row)
     for (int64_t e = at(row); e < at(row + 1); ++e) memcpy(call.out + size_t(e) * bytes, call.x + size_t(row) * bytes, bytes);
   memset(call.out + size_t(last) * bytes, 0, size_t(call.num_edges - last) * bytes);
-  return popgeo::OK;
-}
-
-struct CopyCall {
-  const void* from;
-  void* to;
-  int64_t num_bytes;
-};
-
-EXPORT int64_t popgeo_copy(const CopyCall* call) {
-  if (call->num_bytes) memcpy(call->to, call->from, size_t(call->num_bytes));
   return popgeo::OK;
 }

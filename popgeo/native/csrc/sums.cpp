@@ -1,11 +1,6 @@
 // Reductions. Sums of floating-point numbers add in the order in which torch adds on one thread with vectors of 32 bytes,
 // so that they have torch's bits: sums of 16 or more numbers are summed in turn, up to four times (torch's SumKernel.cpp).
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("no-trapping-math")  // without it GCC keeps selections as branches
-#define POPGEO_VECTORISE _Pragma("GCC ivdep")
-#else
-#define POPGEO_VECTORISE _Pragma("clang loop vectorize(assume_safety)")
-#endif
+#include "vectorise.h"  // first
 
 #include <cstring>
 

@@ -126,6 +126,8 @@ def test_operands_with_gaps_and_arguments_of_other_kinds_are_left_to_python():
     assert lower_with_torch(*one_operation("aten._softmax.default", (x.t(), -1, False), [x.clone()])) is None
     assert lower_with_torch(*one_operation("aten.leaky_relu.default", (x, 0.5), [x.clone()])) is None
     assert lower_with_torch(*one_operation("aten.rand_like.default", (x,), [x.clone()])) is None
+    narrow = torch.zeros(4, 4, dtype=torch.uint8).view(torch.bits8)  # a type that torch's C functions do not know
+    assert lower_with_torch(*one_operation("aten.tanh.default", (narrow,), [narrow.clone()])) is None
 
 
 def test_without_torchs_functions_nothing_is_lowered(monkeypatch):
