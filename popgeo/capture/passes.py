@@ -124,6 +124,8 @@ def is_random(op: Op) -> bool:
 @functools.cache
 def _draws(target: str) -> bool:
     # Every pass asks for each operation, and torch's lookup of a name is slow.
+    if target.startswith("native."):  # an operation of the engine, which torch does not know
+        return False
     return torch.Tag.nondeterministic_seeded in overload(target).tags  # type: ignore[attr-defined]
 
 

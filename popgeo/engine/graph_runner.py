@@ -19,6 +19,7 @@ from popgeo.engine.fuse.edge_rows import EDGE_ORDER, order_call
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
 from popgeo.engine.fuse.reassociate import reassociate
+from popgeo.engine.fuse.sums_in_order import sums_in_order
 from popgeo.engine.memory_plan import place_values
 from popgeo.engine.optimizer.joined_memory import copier
 from popgeo.engine.program.bound_program import BoundProgram
@@ -39,6 +40,7 @@ class GraphRunner:
         joins: Whether operations may be fused, and then run in another order than the graph's.
         follows_inputs: Whether an input may be read where the caller has it, instead of copied.
         pauses: Whether an interrupt can stop a run; without this, it waits for the end.
+        in_order: Whether sums over a batch are in the order of rows; see `sums_in_order`.
 
     Attributes:
         graph: The given graph, with constants computed.
@@ -61,13 +63,17 @@ class GraphRunner:
         joins: bool = True,
         follows_inputs: bool = False,
         pauses: bool = True,
+        in_order: bool = False,
     ) -> None:
         self.graph = fold_constants(graph)
         self.draws_random_numbers = any(is_random(op) for op in self.graph.ops)
         given = {v: state[one].detach() for one, v in graph.inputs.items() if one in state}
         keeps = weights_stay and not floating_point_exceptions and library.is_available()
         late = self._begin_with_weights(given, state) if keeps else self.graph
-        self.runs = fuse(late) if joins and not floating_point_exceptions else expand(late)
+        fuses = joins and not floating_point_exceptions
+        self.runs = late if fuses else expand(late)
+        self.runs = sums_in_order(self.runs) if in_order else self.runs
+        self.runs = fuse(self.runs) if fuses else self.runs
         values = self.graph.values
         given |= {v: tensor.detach() for v, tensor in late.constants.items()}
         new = [v for one, v in graph.inputs.items() if one not in state]

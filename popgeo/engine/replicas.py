@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from popgeo.engine.optimizer.pairwise_sum import PairwiseSum
 from popgeo.ops.collective_ops import names_lost_process
 
 
@@ -59,6 +60,21 @@ class Replicas:
             with names_lost_process("add up gradients"):
                 for gradient in gradients:
                     dist.all_reduce(gradient)
+
+    def add_up_in_pairs(self, gradients: Sequence[Tensor]) -> None:
+        """Add the gradients of all processes in place, in the order of `PairwiseSum`.
+
+        Raises:
+            RuntimeError: another process has died.
+        """
+        if self.world_size > 1:
+            with names_lost_process("add up gradients"):
+                for gradient in gradients:
+                    parts, total = [torch.empty_like(gradient) for _ in range(self.world_size)], PairwiseSum()
+                    dist.all_gather(parts, gradient)
+                    for part in parts:
+                        total.add([part])
+                    gradient.copy_(total.result()[0])
 
     def hand_on(self, divided: Sequence[Tensor]) -> None:
         """Exchange the parts of flat tensors that each process has updated, in place.

@@ -65,6 +65,11 @@ class StepOptions:
             own random numbers. Default: False.
         floating_point_exceptions: Stop at the first operation whose result contains NaN or infinity, and name it. This
             is slower. Default: False.
+        batch_invariant: Compute the results of a graph, and its part of each gradient, with the same bits whatever else
+            is in the batch: in every slot, with any padding, in batches of any size, for any number of threads and on
+            AVX2 and AVX-512. Needs the compiled kernels, weights of float32 or float64, and a model that computes each
+            graph by itself (no batch norm in training). Default: False; results of most models have these bits anyway,
+            their gradients do not.
         cache_dir: Folder for compiled steps, from which a second start reads them instead of capturing again. Default:
             none.
         show_progress: Show a progress bar if compiling takes longer than a second. Default: True.
@@ -93,6 +98,7 @@ class StepOptions:
     max_grad_norm: float | None = None
     shard_optimizer_state: bool = False
     floating_point_exceptions: bool = False
+    batch_invariant: bool = False
     cache_dir: str | PathLike[str] | None = None
     show_progress: bool = True
 

@@ -164,7 +164,7 @@ class StepRunner:
                         made = runner.run(given)
                 self._keep(results, given, number, replica, made)
                 if self.update is not None:
-                    self.update.accumulate(first=number == first and replica == 0)
+                    self.update.accumulate(first=number == first and replica == 0, replicas=self.replicas)
 
     def _run_stages(self, runner: Any, inputs: Sequence[Sequence[Tensor]], results: CallResults, first: int) -> None:
         """Run the micro-batches up to the next update in the order of the stages; see `_run_round`."""
@@ -180,7 +180,7 @@ class StepRunner:
                 [inputs[step * count : (step + 1) * count] for step in steps],
                 [state.generator for state in states],
                 on_results=take,
-                on_gradients=None if self.update is None else self.update.accumulate,
+                on_gradients=None if self.update is None else partial(self.update.accumulate, replicas=self.replicas),
                 of_replica=lambda replica: states[replica].lent_to(self._model),
             )
 
@@ -197,7 +197,7 @@ class StepRunner:
     def _run_in_order(self, graph: OpGraph, given: Sequence[Tensor]) -> None:
         """Run a micro-batch in the order of eager code, on copies of weights and buffers."""
         state = {one: tensor.detach().clone() for one, tensor in self._state().items()}
-        GraphRunner(graph, state, joins=False).run(given)
+        GraphRunner(graph, state, joins=False, in_order=self._options.batch_invariant).run(given)
 
     def reset_buffers(self) -> None:
         """Copy the module's buffers to every replica; a single replica uses the module's own buffers."""
@@ -287,4 +287,7 @@ class StepRunner:
         places = dict(enumerate(gradients.values(), start=self._step.num_results))
         if self._backend is Backend.INDUCTOR:
             return InductorRunner(graph, state, places)
-        return GraphRunner(graph, state, places, checks, weights_stay=self.update is None, follows_inputs=True)
+        in_order = self._options.batch_invariant
+        return GraphRunner(
+            graph, state, places, checks, weights_stay=self.update is None, follows_inputs=True, in_order=in_order
+        )

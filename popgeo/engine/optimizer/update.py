@@ -15,6 +15,7 @@ from popgeo.engine.optimizer.choose_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
 from popgeo.engine.optimizer.joined_memory import overlap
+from popgeo.engine.optimizer.pairwise_sum import PairwiseSum
 from popgeo.engine.optimizer.precision import keep_types_when_loading
 from popgeo.engine.optimizer.worker import OwnWorker, Worker, has_step_hooks, require_gradients, settings_of
 from popgeo.engine.replicas import Replicas
@@ -82,6 +83,10 @@ class Update:
         self.gradients = self._named([part.gradient_views for part in self._flat])
         self._adds_up = any(part.total is not part.gradient for part in self._flat)
         self._totals = self._named([part.total_views for part in self._flat])
+        # With `batch_invariant`, sums in pairs and their places, by the names of their parameters.
+        self._pairs: dict[tuple[str, ...], tuple[Sequence[Tensor], PairwiseSum]] | None = None
+        if options.batch_invariant:
+            self._pairs = {}
         self._own = OwnWorker(optimizer, self._flat)
         self._worker = choose_worker(self._own, self._flat, options, part[0])
         self._shares_memory = False
@@ -89,22 +94,33 @@ class Update:
         self._groups: list[dict[str, Any]] | None = None
         self._has_same_state: Callable[[], bool] = _never
 
-    def accumulate(self, names: Sequence[str] | None = None, first: bool = False) -> None:
+    def accumulate(
+        self, names: Sequence[str] | None = None, first: bool = False, replicas: Replicas = _ALONE
+    ) -> None:
         """Add the gradients of one micro-batch to the sums of the update.
 
         Args:
             names: Parameters that have gradients. Default: all.
             first: Whether this is the first micro-batch of the update, which replaces the sums.
+            replicas: Replicas of all processes. With `batch_invariant`, their gradients are added up here.
         """
-        if not self._adds_up:
+        if self._pairs is None and not self._adds_up:
             return
         if names is None:
             pairs = [(part.total, part.gradient) for part in self._flat]
         else:
             pairs = [(self._totals[name], self.gradients[name]) for name in names]
-        for total, gradient in pairs:
-            if total.data_ptr() != gradient.data_ptr():
-                total.copy_(gradient) if first else total.add_(gradient)
+        if self._pairs is None:
+            for total, gradient in pairs:
+                if total.data_ptr() != gradient.data_ptr():
+                    total.copy_(gradient) if first else total.add_(gradient)
+            return
+        totals, gradients = zip(*pairs, strict=True)
+        own = {part.gradient.untyped_storage().data_ptr() for part in self._flat if part.is_sharded}
+        replicas.add_up_in_pairs([one for one in gradients if one.untyped_storage().data_ptr() not in own])
+        if self._adds_up:
+            key = () if names is None else tuple(names)
+            self._pairs.setdefault(key, (totals, PairwiseSum()))[1].add(gradients)
 
     def tensors(self) -> list[Tensor]:
         """Return gradients and optimizer state."""
@@ -126,7 +142,10 @@ class Update:
             replicas: Replicas of all processes, which skip an update together. Gradients are added up over the
                 processes, except of sharded parameters. Each process sends the part that it has updated to the others.
         """
-        replicas.add_up([part.total for part in self._flat if not part.is_sharded])
+        if self._pairs is None:
+            replicas.add_up([part.total for part in self._flat if not part.is_sharded])
+        for totals, total in (self._pairs or {}).values():
+            torch._foreach_copy_(totals, total.result())
         worker = self._follow_optimizer()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn without it
         scaling = self._scaling

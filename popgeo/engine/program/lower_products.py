@@ -4,11 +4,13 @@ A row of the result does not depend on the other rows, on the number of threads,
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref
+from popgeo.engine.fuse.sums_in_order import PRODUCT, ROW_SUM
 from popgeo.engine.program.native_call import LOWERINGS, NativeCall, native_call
 from popgeo.native import library
 
@@ -34,6 +36,29 @@ def lower_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Nati
     return native_call("popgeo_multiply", *_words([*operands, tensors[made]]), num_threads=_NUM_THREADS)
 
 
+def lower_known_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall | None:
+    """Return the native call of a product that `sums_in_order` has prepared, of vectors too."""
+    first, a, b, in_order = op.args
+    a, b, out = tensors[a.value], tensors[b.value], tensors[op.makes()[0]]
+    if b.dim() == 1:
+        b, out = b.unsqueeze(-1), out.unsqueeze(-1)
+    if a.dim() == 1:
+        a, out = a.unsqueeze(0), out.unsqueeze(0)
+    begun = [] if first is None else [tensors[first.value]]
+    return native_call("popgeo_multiply", *_words([*begun, a, b, out], in_order), num_threads=_NUM_THREADS)
+
+
+def lower_row_sum(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall | None:
+    """Return the native call of a sum of rows: a product with a row of ones."""
+    ref, dim = op.args
+    rows, out = tensors[ref.value], tensors[op.makes()[0]]
+    form = (rows.shape[dim], out.numel()), (rows.stride(dim), 1)
+    matrix = rows.as_strided(*form, rows.storage_offset())
+    one = torch.ones(1, 1, dtype=rows.dtype)
+    words = _words([one.expand(1, rows.shape[dim]), matrix, out.view(1, -1)], in_order=True)
+    return replace(native_call("popgeo_multiply", *words, num_threads=_NUM_THREADS), held=one)
+
+
 def _is_served(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]) -> bool:
     """Return whether the library takes operands and a result of these shapes and strides, faster than torch.
 
@@ -57,20 +82,21 @@ def _is_served(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]
     )
 
 
-def _words(tensors: Sequence[Tensor]) -> Sequence[int]:
+def _words(tensors: Sequence[Tensor], in_order: bool = False) -> Sequence[int]:
     """Return the structure of products.h for the operands and the result."""
     *first, a, b, out = tensors
     (num_rows, num_inner), num_columns = a.shape[-2:], b.shape[-1]
     a_inner = 1 if num_inner == 1 else a.stride(-1)
-    begun = first[0].expand(num_rows, num_columns) if first else None
+    begun = first[0].expand(out.shape) if first else None
     return (
         a.data_ptr(), b.data_ptr(), 0 if begun is None else begun.data_ptr(), out.data_ptr(),
         out.dtype is torch.float64, len(out) if out.dim() == 3 else 1, num_rows, num_inner, num_columns,
         a.stride(-2), a_inner, b.stride(-2), b.stride(-1),
-        0 if begun is None else begun.stride(0), out.stride(-2),
-        *(one.stride(0) if one.dim() == 3 else 0 for one in (a, b)), 0, out.stride(0) if out.dim() == 3 else 0,
-        1,
+        0 if begun is None else begun.stride(-2), out.stride(-2),
+        *(one.stride(0) if one is not None and one.dim() == 3 else 0 for one in (a, b, begun, out)),
+        1, in_order,
     )  # fmt: skip
 
 
 LOWERINGS |= dict.fromkeys(("aten.mm.default", "aten.addmm.default", "aten.bmm.default"), lower_product)
+LOWERINGS |= {PRODUCT: lower_known_product, ROW_SUM: lower_row_sum}

@@ -1,5 +1,6 @@
 // The C functions of an interaction: they check their arguments, sort the edges by distance, and call the kernels of the
 // newest instruction set of the processor. None allocates memory or throws. The inputs of a plan may be at any address.
+#include <algorithm>
 #include <cstring>
 
 #include "aligned.h"
@@ -74,6 +75,20 @@ inline void weigh_points(double at, T* weights) {
   }
 }
 
+// Writes for each edge the least numbers of the atoms of this edge and all later ones.
+template <class IsPresent>
+inline void note_least(const InteractionPlanCall& call, IsPresent is_present, int32_t* sources, int32_t* receivers) {
+  int32_t source = INT32_MAX, receiver = INT32_MAX;
+  for (int64_t e = call.num_edges - 1; e >= 0; --e) {
+    if (is_present(e)) {
+      source = std::min(source, int32_t(number_at(call.src, e)));
+      receiver = std::min(receiver, int32_t(number_at(call.dst, e)));
+    }
+    sources[e] = source;
+    receivers[e] = receiver;
+  }
+}
+
 template <class T>
 inline void make_plan(const InteractionPlanCall& call) {
   const InteractionPlan parts{call.num_edges, call.num_points};
@@ -92,13 +107,21 @@ inline void make_plan(const InteractionPlanCall& call) {
   };
   int32_t listed[BLOCK_EDGES], window_listed[BLOCK_EDGES];
   int32_t starts[MAX_POINTS];
+  int32_t *least_source = plan + parts.sources(), *least_receiver = plan + parts.receivers();
+  const auto is_present = [&](int64_t e) { return !(number_at(distances, e) >= end); };
+  note_least(call, is_present, least_source, least_receiver);
+  int32_t most_source = -1, most_receiver = -1;  // of the edges so far
   int64_t e = 0, first = 0;
   while (e < call.num_edges) {
     int64_t count = 0;
     memset(starts, 0, sizeof(int32_t) * size_t(last + 2));
     for (; e < call.num_edges && count < BLOCK_EDGES; ++e) {
+      if (!is_present(e)) continue;
+      // The entries of e are still there, because edges are written to earlier positions than their own.
+      if (count && least_source[e] > most_source && least_receiver[e] > most_receiver) break;
+      most_source = std::max(most_source, int32_t(number_at(call.src, e)));
+      most_receiver = std::max(most_receiver, int32_t(number_at(call.dst, e)));
       const T distance = number_at(distances, e);
-      if (distance >= end) continue;
       listed[count] = int32_t(e);
       window_listed[count] = int32_t(window_of(double(distance) * per_unit));
       ++starts[window_listed[count++] + 1];

@@ -1,6 +1,7 @@
 // Products with one small matrix: a layer's weights, or their gradient. Each element of a result is a sum of fused
 // multiply-adds in one order. So it is the same for any number of threads, for any other rows, and on all processors with
-// fused multiply-adds.
+// fused multiply-adds. A sum `in_order` is one chain over all terms, so that terms of zero change no bit of it; other sums
+// add up the terms of each block first, which loses fewer digits.
 // The file is compiled once per instruction set (see setup.py); run_products.cpp chooses.
 #include "products.h"
 
@@ -28,25 +29,34 @@ struct Terms {
   const T* b;  // [num_inner, b_inner]
   T* out;
   int64_t a_stride, b_inner, out_rows, num_inner;
-  int last;  // columns of the last vector that the result has
+  int last;       // columns of the last vector that the result has
+  bool in_order;  // whether sums go on from the result so far
 };
 
-// Adds to the first numbers of a vector.
+// The first numbers of a vector.
 #if defined(__AVX512F__)
-inline void add_some(float* to, floats more, int count) {
-  const auto mask = __mmask16((1u << count) - 1);
-  const __m512 sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), bit_cast<__m512>(more));
-  _mm512_mask_storeu_ps(to, mask, sum);
+inline floats load_some(const float* from, int count) {
+  return bit_cast<floats>(_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), from));
 }
-inline void add_some(double* to, doubles more, int count) {
-  const auto mask = __mmask8((1u << count) - 1);
-  const __m512d sum = _mm512_add_pd(_mm512_maskz_loadu_pd(mask, to), bit_cast<__m512d>(more));
-  _mm512_mask_storeu_pd(to, mask, sum);
+inline doubles load_some(const double* from, int count) {
+  return bit_cast<doubles>(_mm512_maskz_loadu_pd(__mmask8((1u << count) - 1), from));
+}
+inline void store_some(float* to, floats numbers, int count) {
+  _mm512_mask_storeu_ps(to, __mmask16((1u << count) - 1), bit_cast<__m512>(numbers));
+}
+inline void store_some(double* to, doubles numbers, int count) {
+  _mm512_mask_storeu_pd(to, __mmask8((1u << count) - 1), bit_cast<__m512d>(numbers));
 }
 #else
 template <class T>
-inline void add_some(T* to, typename Vector<T>::type more, int count) {
-  for (int i = 0; i < count; ++i) to[i] += more[i];
+inline typename Vector<T>::type load_some(const T* from, int count) {
+  typename Vector<T>::type numbers = {};
+  for (int i = 0; i < count; ++i) numbers[i] = from[i];
+  return numbers;
+}
+template <class T>
+inline void store_some(T* to, typename Vector<T>::type numbers, int count) {
+  for (int i = 0; i < count; ++i) to[i] = numbers[i];
 }
 #endif
 
@@ -55,7 +65,16 @@ template <class T, int ROWS, int VECTORS, bool TURNED>
 void add_terms(const Terms<T>& terms) {
   using V = typename Vector<T>::type;
   constexpr int L = Vector<T>::lanes;
+  const auto before = [&](const T* from, int v) {
+    return v == VECTORS - 1 && terms.last < L ? load_some(from, terms.last) : load(from);
+  };
   V sums[ROWS][VECTORS] = {};
+  if (terms.in_order) {
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] = before(terms.out + r * terms.out_rows + v * L, v);
+  }
   const T *a = terms.a, *b = terms.b;
   const int64_t rows = TURNED ? 1 : terms.a_stride, inner = TURNED ? terms.a_stride : 1;
   for (int64_t p = 0; p < terms.num_inner; ++p, a += inner, b += terms.b_inner) {
@@ -74,10 +93,11 @@ void add_terms(const Terms<T>& terms) {
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; ++v) {
       T* to = terms.out + r * terms.out_rows + v * L;
+      const V sum = terms.in_order ? sums[r][v] : before(to, v) + sums[r][v];
       if (v == VECTORS - 1 && terms.last < L)
-        add_some(to, sums[r][v], terms.last);
+        store_some(to, sum, terms.last);
       else
-        store(to, load(to) + sums[r][v]);
+        store(to, sum);
     }
 }
 
@@ -144,7 +164,8 @@ void rows_of_product(const MatrixProduct& m, const T* a, const T* b, T* out, int
           const int64_t num_rows = end - row < MOST_ROWS ? end - row : MOST_ROWS;
           T* to = out + row * m.out_rows + column + start;
           const Terms<T> terms = {a + row * m.a_rows + term * m.a_inner, panel, to, a_stride,
-                                  as_it_is ? m.b_inner : width, m.out_rows, num_inner, int(real - (width - L))};
+                                  as_it_is ? m.b_inner : width, m.out_rows, num_inner, int(real - (width - L)),
+                                  m.in_order != 0};
           add_vectors<T, TURNED>(terms, num_rows, width / L);
         }
       }
@@ -224,7 +245,7 @@ inline MatrixProduct as_row(MatrixProduct m) {
 template <class T>
 void multiply_as(const MatrixProduct& given) {
   const MatrixProduct m = as_row(given);
-  const bool of_dots = m.a_inner == 1 && m.num_columns < FEW_COLUMNS;
+  const bool of_dots = m.a_inner == 1 && m.num_columns < FEW_COLUMNS && !m.in_order;
   const uint64_t of_caller = denormals();
   const int64_t blocks = (m.num_rows + MOST_ROWS - 1) / MOST_ROWS;
   const bool is_parallel = m.num_threads > 1 && blocks * m.num_matrices * m.num_inner * m.num_columns >= PARALLEL_WORK;

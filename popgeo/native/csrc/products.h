@@ -1,4 +1,4 @@
-// One product of matrices, as popgeo/engine/products.py packs it.
+// One product of matrices, as popgeo/engine/program/lower_products.py packs it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct MatrixProduct {
   int64_t is_double, num_matrices, num_rows, num_inner, num_columns;
   int64_t a_rows, a_inner, b_inner, b_columns, first_rows, out_rows;  // strides
   int64_t a_matrix, b_matrix, first_matrix, out_matrix;               // from one matrix to the next
-  int64_t num_threads;
+  int64_t num_threads, in_order;
 };
 
 }  // namespace popgeo

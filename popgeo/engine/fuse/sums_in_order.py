@@ -1,0 +1,176 @@
+"""Replaces sums over a batch by sums in the order of rows, so that a graph's part does not depend on the rest.
+
+The gradient of a weight is a sum over all nodes, edges or graphs of a batch. Fast kernels add up blocks of rows first, so
+the last bits of a graph's part depend on its place in the batch. Here each sum is one chain over the rows, in which rows
+of zeros change nothing: the part of a graph has the same bits in every slot, with any padding and any other graphs.
+Matrix products are popgeo's in all cases, because torch chooses its kernel by the number of rows.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Role, Value
+from popgeo.capture.passes import new_storages, with_ops
+from popgeo.native import library
+
+PRODUCT, ROW_SUM = "native.product.default", "native.row_sum.default"
+_PRODUCTS = {f"aten.{name}.default": adds for name, adds in [
+    ("mm", False), ("bmm", False), ("mv", False), ("dot", False), ("addmm", True), ("baddbmm", True), ("addmv", True),
+]}  # fmt: skip
+_SUMS = {"aten.sum.default", "aten.sum.dim_IntList", "aten.mean.default", "aten.mean.dim"}
+_UNORDERED = {"aten.convolution.default", "aten.addbmm.default", "aten.addr.default", "aten.var_mean.correction"}
+_FLOATS = (torch.float32, torch.float64)
+
+
+def sums_in_order(graph: OpGraph) -> OpGraph:
+    """Return the graph with sums over a batch as chains over its rows, and with popgeo's matrix products.
+
+    Raises:
+        ValueError: this processor has no kernels for matrix products, a product or sum is of another type than float32
+            and float64, or an operation's order of summation is unknown.
+    """
+    multiplies = library.function("popgeo_multiplies", "", "q")
+    if multiplies is None or not multiplies():
+        raise ValueError(
+            "batch_invariant needs popgeo's compiled matrix products, but this installation or processor has none "
+            "(`popgeo info` says why). Leave the option out."
+        )
+    return _Rewriting(graph).result()
+
+
+@dataclass
+class _Rewriting:
+    """One pass over a graph, which collects new values and operations."""
+
+    graph: OpGraph
+    values: list[Value] = field(init=False)
+    ops: list[Op] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.values = list(self.graph.values)
+        self._storages = new_storages(self.values)
+        weights = [v for one, v in self.graph.inputs.items() if one.role in (Role.PARAMETER, Role.BUFFER)]
+        self._of_weights = {*weights, *self.graph.constants}
+
+    def result(self) -> OpGraph:
+        for op in self.graph.ops:
+            if op.bodies:
+                op = replace(op, bodies=tuple(sums_in_order(body) for body in op.bodies))
+            is_float = any(self.values[v].dtype.is_floating_point for v in op.makes())
+            if is_float and op.target in (*_PRODUCTS, *_SUMS, *_UNORDERED):
+                self._require_known(op)
+            if is_float and op.target in _PRODUCTS:
+                self._add_product(op)
+            elif is_float and op.target in _SUMS:
+                self._add_sum(op)
+            else:
+                self.ops.append(op)
+            if op.reads() and self._of_weights.issuperset(op.reads()) and not op.writes:
+                self._of_weights.update(op.makes())
+        return with_ops(self.graph, self.ops, self.graph.outputs, values=self.values)
+
+    def _require_known(self, op: Op) -> None:
+        dtypes = {self.values[v].dtype for v in (*op.reads(), *op.makes())}
+        scaled = [key for key in ("alpha", "beta") if op.kwargs.get(key, 1) != 1]
+        if op.target not in _UNORDERED and not scaled and dtypes <= {*_FLOATS} and len(dtypes) == 1:
+            return
+        types = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise ValueError(
+            f"batch_invariant cannot order the sums of {op.target} of {types}{' with ' if scaled else ''}"
+            f"{' and '.join(scaled)}, in {op.source or 'the model'}. It serves matrix products and sums in float32 and "
+            "float64; leave the option out for this model."
+        )
+
+    def _add_product(self, op: Op) -> None:
+        """Add a product; its terms are in order if both factors depend on the batch, as in gradients of weights."""
+        *first, a, b = op.args
+        in_order = not any(ref.value in self._of_weights for ref in (a, b))
+        a, b = (ref if _has_unit_stride(self.values[ref.value]) else self._dense(op, ref) for ref in (a, b))
+        made, added = op.makes()[0], [self._dense(op, ref) for ref in first] or [None]
+        if not first or self.values[first[0].value].shape[-1:] == self.values[made].shape[-1:]:
+            self._emit(op, PRODUCT, (*added, a, b, in_order), made)
+            return
+        value = self.values[made]
+        product = self._emit(op, PRODUCT, (None, a, b, in_order), self._new(value.shape, value.dtype))
+        self._emit(op, "aten.add.Tensor", (Ref(product), *first), made)
+
+    def _add_sum(self, op: Op) -> None:
+        """Add a sum over rows in order, and a sum of what is left; a sum within rows stays as it is."""
+        operand, (made,) = op.args[0], op.makes()
+        outer = _outermost(self.values[operand.value])
+        if outer is not None and not _has_rows(self.values[operand.value], outer):
+            operand = self._dense(op, operand)
+            outer = _outermost(self.values[operand.value])
+        value, result = self.values[operand.value], self.values[made]
+        if outer is None or outer not in _reduced(op, len(value.shape)):
+            self.ops.append(replace(op, args=(operand, *op.args[1:])))
+            return
+        shape = tuple(1 if d == outer else size for d, size in enumerate(value.shape))
+        is_mean = "mean" in op.target
+        if math.prod(shape) == result.numel and not is_mean and _is_dense(result):
+            self._emit(op, ROW_SUM, (operand, outer), made)
+            return
+        total = self._emit(op, ROW_SUM, (operand, outer), self._new(shape, value.dtype))
+        last = self._new(result.shape, value.dtype) if is_mean else made
+        self.ops.append(replace(op, args=(Ref(total), *op.args[1:]), outputs=(last,)))
+        if is_mean:
+            self._emit(op, "aten.div.Tensor", (Ref(last), value.shape[outer]), made)
+
+    def _emit(self, op: Op, target: str, args: tuple[Any, ...], made: int, **kwargs: Any) -> int:
+        self.ops.append(replace(op, target=target, args=args, kwargs=kwargs, outputs=(made,), writes=()))
+        return made
+
+    def _new(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Add a contiguous value."""
+        form = {"stride": _dense_strides(shape), "offset": 0, "storage": next(self._storages)}
+        self.values.append(Value(shape=tuple(shape), dtype=dtype, producer=None, **form))  # type: ignore[arg-type]
+        return len(self.values) - 1
+
+    def _dense(self, op: Op, ref: Ref) -> Ref:
+        """Return a value, or a contiguous copy of it."""
+        value = self.values[ref.value]
+        if _is_dense(value):
+            return ref
+        options = {"memory_format": torch.contiguous_format}
+        return Ref(self._emit(op, "aten.clone.default", (ref,), self._new(value.shape, value.dtype), **options))
+
+
+def _reduced(op: Op, num_dims: int) -> set[int]:
+    """Return the dimensions that a sum or mean removes."""
+    listed = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim")
+    dims = [listed] if isinstance(listed, int) else listed or range(num_dims)
+    return {d % num_dims for d in dims} if num_dims else set()
+
+
+def _outermost(value: Value) -> int | None:
+    """Return the dimension whose neighbors are farthest apart in memory; None if there is one element or none."""
+    long = [d for d, size in enumerate(value.shape) if size > 1]
+    return max(long, key=lambda d: value.stride[d] or math.inf) if long and value.numel else None
+
+
+def _has_rows(value: Value, outer: int) -> bool:
+    """Return whether the elements at each index of dimension `outer` are adjacent, in the order of a dense tensor."""
+    inner = [d for d in range(len(value.shape)) if d != outer]
+    form = replace(
+        value, shape=tuple(value.shape[d] for d in inner), stride=tuple(value.stride[d] for d in inner)
+    )
+    return _is_dense(form)
+
+
+def _is_dense(value: Value) -> bool:
+    steps = zip(value.shape, value.stride, _dense_strides(value.shape), strict=True)
+    return not any(value.marks) and all(size == 1 or step == dense for size, step, dense in steps)
+
+
+def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _has_unit_stride(value: Value) -> bool:
+    """Return whether a factor has adjacent rows or adjacent columns, as the kernel of products needs it."""
+    steps = [step for step, size in zip(value.stride[-2:], value.shape[-2:], strict=True) if size > 1]
+    return not any(value.marks) and (not steps or 1 in steps)
