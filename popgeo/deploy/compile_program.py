@@ -16,6 +16,7 @@ from popgeo.data.flat_store import FlatStore
 from popgeo.deploy.fixed_program import FixedModel, FixedProgram, axes_of_results, call_of, input_name
 from popgeo.engine.backend import Backend, backend_of
 from popgeo.engine.compile_step import compile_forward
+from popgeo.engine.step_options import StepOptions
 
 
 def backend_on(name: Backend | str | None, device: torch.device) -> Backend | None:
@@ -47,6 +48,7 @@ class ProgramMaker:
         layout: Layout of batches.
         arguments: Constant arguments of the model.
         results: Names of the results of a model that returns a tuple; or the level of the rows of each result.
+        batch_invariant: Whether results have the same bits in every batch; see `StepOptions`.
     """
 
     model: nn.Module
@@ -55,6 +57,7 @@ class ProgramMaker:
     layout: LayoutChoices
     arguments: Mapping[str, Any] = field(default_factory=dict)
     results: Sequence[str] | Mapping[str, str | Level | Axis] = ()
+    batch_invariant: bool = False
 
     def __call__(self, sizes: FixedSizeOptions, store: FlatStore) -> FixedProgram:
         """Return the program for batches of one size, for graphs with the attributes of `store`.
@@ -70,7 +73,7 @@ class ProgramMaker:
         Filler(store, laid)(torch.arange(0).numpy(), torch.zeros(2, dtype=torch.int64).numpy(), memory.tensors)
         example = dict(zip(map(input_name, laid.slots), memory.items[0], strict=True))
         example = {name: example[name].to(self.device) for name in call.inputs}
-        run = compiled_by(self.backend, fixed)
+        run = compiled_by(self.backend, fixed, StepOptions(batch_invariant=self.batch_invariant))
         given = self.results if isinstance(self.results, Mapping) else {}
         axes = axes_of_results(run(*example.values()), laid, given)
         inputs = {name: tensor.to("meta") for name, tensor in example.items()}
@@ -78,6 +81,10 @@ class ProgramMaker:
         return FixedProgram(run=run, inputs=inputs, sizes=sizes, axes=axes, layout=layout, model=fixed)
 
 
-def compiled_by(backend: Backend | str | None, model: Any) -> Callable[..., Any]:
+def compiled_by(
+    backend: Backend | str | None, model: Any, options: StepOptions | None = None
+) -> Callable[..., Any]:
     """Return the compiled model, or the model itself if `backend` is None."""
-    return torch.no_grad()(model) if backend in (None, "none") else compile_forward(model, backend=backend)
+    if backend in (None, "none"):
+        return torch.no_grad()(model)
+    return compile_forward(model, backend=backend, options=options)

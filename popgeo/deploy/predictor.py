@@ -55,6 +55,7 @@ class PredictorArguments(TypedDict, total=False):
     arguments: Mapping[str, Any] | None
     results: Sequence[str] | Mapping[str, str | Level | Axis]
     layout: LayoutChoices | None
+    batch_invariant: bool
 
 
 @names_arguments
@@ -78,6 +79,11 @@ class Predictor:
         results: Names of the results of a model that returns a tuple; or the level of results whose number of rows is
             ambiguous, such as `{"charges": "node"}`.
         layout: Layout of batches.
+        batch_invariant: Whether the results of a graph have the same bits in every batch; see `StepOptions`. Most
+            models have such results anyway. Needs the backend `"cpu"`.
+
+    Raises:
+        ValueError: `batch_invariant` is set and the backend is not `"cpu"`, or `model` is not a module.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -103,6 +109,7 @@ class Predictor:
         arguments: Mapping[str, Any] | None = None,
         results: Sequence[str] | Mapping[str, str | Level | Axis] = (),
         layout: LayoutChoices | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(
@@ -116,9 +123,13 @@ class Predictor:
         weights = next((one.dtype for one in model.parameters()), None)
         self.takes_float64 = hasattr(model, "neighbor_rule") or weights is torch.float64
         """Whether positions may be in float64."""
+        chosen = backend_on(backend, self.device)
+        if batch_invariant and chosen is not Backend.CPU:
+            raise ValueError(f"batch_invariant needs backend='cpu', but the backend is {chosen and chosen.value!r}.")
         self._maker: ProgramMaker | None = ProgramMaker(
             model=as_predicted(model, forces).to(self.device),
-            backend=backend_on(backend, self.device),
+            backend=chosen,
+            batch_invariant=batch_invariant,
             device=self.device,
             layout=layout or LayoutChoices(),
             arguments=arguments or {},

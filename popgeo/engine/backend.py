@@ -51,7 +51,7 @@ def require_served(backend: Backend, options: StepOptions) -> None:
     if backend is Backend.CPU:
         return
     on_gpu = backend is Backend.CUDA
-    asked = ["replication_factor", "floating_point_exceptions", *(_NOT_ON_A_GPU if on_gpu else ())]
+    asked = ["replication_factor", "floating_point_exceptions", "batch_invariant", *(_NOT_ON_A_GPU if on_gpu else ())]
     names = [name for name in asked if getattr(options, name) != getattr(StepOptions(), name)]
     names += ["a loss_scaling that is not constant"] if on_gpu and options.constant_loss_scaling is None else []
     if names:

@@ -280,14 +280,14 @@ class StepRunner:
     @plain_surroundings()
     def _bound(self, graph: OpGraph) -> Runner:
         state, gradients, checks = self._state(), {}, self._options.floating_point_exceptions
+        in_order = self._options.batch_invariant
         if self.update is not None:
             gradients = {name: self.update.gradients[name] for name in self._step.trained}
         if self._staging is not None:
-            return RoundRunner(graph, self._staging, state, self._step.num_results, gradients, checks)
+            return RoundRunner(graph, self._staging, state, self._step.num_results, gradients, checks, in_order)
         places = dict(enumerate(gradients.values(), start=self._step.num_results))
         if self._backend is Backend.INDUCTOR:
             return InductorRunner(graph, state, places)
-        in_order = self._options.batch_invariant
         return GraphRunner(
             graph, state, places, checks, weights_stay=self.update is None, follows_inputs=True, in_order=in_order
         )

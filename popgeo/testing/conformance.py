@@ -118,6 +118,7 @@ def _failure(number: int, finding: Finding) -> str:
 # Each family of claims is a file; importing it registers its claims.
 FAMILIES = (
     *("invariance_claims", "input_claims", "gradient_claims", "physics_claims", "compile_claims"),
+    "bit_claims",
     *("loader_claims", "neighbor_claims"),
 )
 

@@ -47,6 +47,7 @@ class RoundRunner:
         num_results: int,
         gradients: Mapping[str, Tensor],
         floating_point_exceptions: bool = False,
+        in_order: bool = False,
     ) -> None:
         self.graph, self._staging = fold_constants(graph), staging
         self.parts = parts_of(self.graph, staging, num_results=num_results, trained=list(gradients))
@@ -61,7 +62,7 @@ class RoundRunner:
         self._stays |= self.graph.constants
         self._owners = [None if v is None else owner_of(self.graph, v) for v in self.graph.outputs[:num_results]]
         self._bound = {
-            (part.stage, part.backward): _BoundPart(part, state, gradients, floating_point_exceptions)
+            (part.stage, part.backward): _BoundPart(part, state, gradients, floating_point_exceptions, in_order)
             for part in self.parts
         }
         self._last_use = self._last_uses()
@@ -174,6 +175,7 @@ class _BoundPart:
         state: Mapping[Input, Tensor],
         gradients: Mapping[str, Tensor],
         floating_point_exceptions: bool,
+        in_order: bool,
     ) -> None:
         self.part = part
         values = part.graph.values
@@ -186,7 +188,7 @@ class _BoundPart:
         given |= {one: place for (one, _), place in zip(received, self._places, strict=True)}
         self._saved = [(kept, given[one]) for kept, one in part.saves.items()]
         places = {len(part.sends) + number: gradients[name] for number, name in enumerate(part.gradients)}
-        self.runner = GraphRunner(part.graph, given, places, floating_point_exceptions)
+        self.runner = GraphRunner(part.graph, given, places, floating_point_exceptions, in_order=in_order)
 
     def run(self, held: Held) -> None:
         """Run the part for one micro-batch on received values, and add the values that it sends."""

@@ -147,6 +147,15 @@ def pairs_counted_as_listed():
     return Net()
 
 
+@planted("identical bits", "a sum over the batch that cancels, except for its rounding", also=["identical bits"])
+def rounded_with_the_batch():
+    def shifted(x: Tensor, batch: Any) -> Tensor:
+        total = safe(x, batch.nodes_mask).sum()
+        return (x + total) - total
+
+    return Net(weigh=shifted)
+
+
 @planted("layout of inputs", "nequip 0.19's changelog: wrong forces from inputs that are not contiguous")
 def rows_read_as_if_contiguous():
     return lambda batch: pooled(
