@@ -6,7 +6,7 @@
 Each combination draws a graph, other graphs, a slot, a shape with its padding, and a number of threads. A compiled
 training step computes the graph's outputs (energies and forces of potentials) and its part of each gradient. Each bit is
 compared with the first combination of this graph. Then the step runs on a full batch with and without `batch_invariant`,
-in turn, at one thread. 
+in turn, at one thread.
 """
 
 import argparse
@@ -95,7 +95,9 @@ class RandomBatches:
         torch.manual_seed(0)
         self.graphs, self.model = [random_graph(seed) for seed in range(40)], MODELS[name]()
         # Without a step, the optimizer keeps the last gradients as its state.
-        optimizers = {(s, n): torch.optim.Adam(self.model.parameters(), 0.0, (0.0, 0.0)) for s in SHAPES for n in (1, 2)}
+        optimizers = {
+            (s, n): torch.optim.Adam(self.model.parameters(), 0.0, (0.0, 0.0)) for s in SHAPES for n in (1, 2)
+        }
         self.steps = {
             key: (self.compiled(optimizer, key[1], batch_invariant), optimizer) for key, optimizer in optimizers.items()
         }
@@ -186,7 +188,9 @@ def main(options: argparse.Namespace) -> None:
     print(f"{'model':10}{'equal bits':>20}{'without the option':>22}{'cost':>8}")
     for name in MODELS:
         torch.set_num_threads(2)
-        counts = [equal_combinations(name, options.combinations // len(MODELS), invariant) for invariant in (True, False)]
+        counts = [
+            equal_combinations(name, options.combinations // len(MODELS), invariant) for invariant in (True, False)
+        ]
         one_thread()
         ratio = cost(name)
         missed = "" if ratio <= GOAL_OF_COST else f" (goal {GOAL_OF_COST}: missed)"

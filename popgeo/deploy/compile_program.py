@@ -81,9 +81,7 @@ class ProgramMaker:
         return FixedProgram(run=run, inputs=inputs, sizes=sizes, axes=axes, layout=layout, model=fixed)
 
 
-def compiled_by(
-    backend: Backend | str | None, model: Any, options: StepOptions | None = None
-) -> Callable[..., Any]:
+def compiled_by(backend: Backend | str | None, model: Any, options: StepOptions | None = None) -> Callable[..., Any]:
     """Return the compiled model, or the model itself if `backend` is None."""
     if backend in (None, "none"):
         return torch.no_grad()(model)

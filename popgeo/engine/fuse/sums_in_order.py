@@ -90,7 +90,8 @@ class _Rewriting:
         *first, a, b = op.args
         in_order = not any(ref.value in self._of_weights for ref in (a, b))
         a, b = (ref if _has_unit_stride(self.values[ref.value]) else self._dense(op, ref) for ref in (a, b))
-        made, added = op.makes()[0], [self._dense(op, ref) for ref in first] or [None]
+        made = op.makes()[0]
+        added = [self._dense(op, ref) for ref in first] if first else [None]
         if not first or self.values[first[0].value].shape[-1:] == self.values[made].shape[-1:]:
             self._emit(op, PRODUCT, (*added, a, b, in_order), made)
             return
@@ -155,9 +156,7 @@ def _outermost(value: Value) -> int | None:
 def _has_rows(value: Value, outer: int) -> bool:
     """Return whether the elements at each index of dimension `outer` are adjacent, in the order of a dense tensor."""
     inner = [d for d in range(len(value.shape)) if d != outer]
-    form = replace(
-        value, shape=tuple(value.shape[d] for d in inner), stride=tuple(value.stride[d] for d in inner)
-    )
+    form = replace(value, shape=tuple(value.shape[d] for d in inner), stride=tuple(value.stride[d] for d in inner))
     return _is_dense(form)
 
 

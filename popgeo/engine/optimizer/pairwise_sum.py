@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 
@@ -29,7 +28,7 @@ class PairwiseSum:
         doublings, added = 0, [tensor.clone() for tensor in tensors]
         while self._open and self._open[-1][0] == doublings:
             _, before = self._open.pop()
-            torch._foreach_add_(before, added)
+            _add(before, added)
             doublings, added = doublings + 1, before
         self._open.append((doublings, added))
 
@@ -38,6 +37,11 @@ class PairwiseSum:
         _, total = self._open.pop()
         while self._open:
             _, before = self._open.pop()
-            torch._foreach_add_(before, total)
+            _add(before, total)
             total = before
         return total
+
+
+def _add(totals: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    for total, tensor in zip(totals, tensors, strict=True):
+        total.add_(tensor)

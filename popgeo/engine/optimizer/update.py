@@ -94,9 +94,7 @@ class Update:
         self._groups: list[dict[str, Any]] | None = None
         self._has_same_state: Callable[[], bool] = _never
 
-    def accumulate(
-        self, names: Sequence[str] | None = None, first: bool = False, replicas: Replicas = _ALONE
-    ) -> None:
+    def accumulate(self, names: Sequence[str] | None = None, first: bool = False, replicas: Replicas = _ALONE) -> None:
         """Add the gradients of one micro-batch to the sums of the update.
 
         Args:
@@ -145,7 +143,8 @@ class Update:
         if self._pairs is None:
             replicas.add_up([part.total for part in self._flat if not part.is_sharded])
         for totals, total in (self._pairs or {}).values():
-            torch._foreach_copy_(totals, total.result())
+            for place, tensor in zip(totals, total.result(), strict=True):
+                place.copy_(tensor)
         worker = self._follow_optimizer()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn without it
         scaling = self._scaling
