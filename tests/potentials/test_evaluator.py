@@ -37,7 +37,7 @@ def test_each_system_of_a_screening_is_as_it_is_alone_and_one_shape_serves_all()
 def test_capacity_grows_once_with_a_warning_and_drops_no_edge():
     evaluator = evaluator_of(num_nodes=10, num_edges=60, num_graphs=3)
     evaluator([bulk("Cu")])
-    with pytest.warns(UserWarning, match=r"A system has 4 atoms and \d+ edges, more than a batch"):
+    with pytest.warns(UserWarning, match=r"A structure has 4 atoms and \d+ edges, but the largest shape has 8 and 60"):
         energy = evaluator([bulk("Cu"), bulk("Cu", cubic=True)])["energy"]
     torch.testing.assert_close(energy[1], 4 * energy[0])
     with warnings.catch_warnings():
