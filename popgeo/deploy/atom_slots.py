@@ -1,4 +1,4 @@
-"""The memory of an ASE calculator for the arguments of its model, which has one shape for structures of several sizes."""
+"""The memory for the arguments of an ASE calculator's model, of one shape for structures of several sizes."""
 
 import operator
 from typing import Any

@@ -30,7 +30,7 @@ def with_spare_edges(num_edges: int) -> int:
 
 
 class FewShapes:
-    """The shapes of a calculator: pairs of atoms and edges, ascending; each fits all structures that a smaller one fits.
+    """The shapes of a calculator: numbers of atoms and edges, ascending. Larger shapes fit whatever a smaller one fits.
 
     Args:
         asked: The shapes to begin with. Default: none until `make_room` or the first structure.
@@ -60,7 +60,8 @@ class FewShapes:
             if num_atoms <= shape[0] and num_edges <= shape[1]:
                 return shape
         atoms, edges = self.shapes[-1]
-        words = f"A structure has {num_atoms} atoms and {num_edges} edges, but the largest shape has {atoms} and {edges}"
+        found = f"A structure has {num_atoms} atoms and {num_edges} edges"
+        words = f"{found}, but the largest shape has {atoms} and {edges}"
         if self._is_agreed:
             raise ValueError(
                 f"{words}. Processes have agreed on the shapes, and none compiles alone. Call make_room(structures, "
@@ -124,7 +125,8 @@ class FewShapes:
                 (a, b), (atoms, edges) = before[-1], made[0]
                 made = [*self._asked, (max(a, atoms), max(b, edges))]
             self.shapes = made
-        if self._is_announced and before != tuple(self.shapes) and not (self._is_agreed and dist.get_rank(process_group)):
+        reports = process_group is None or dist.get_rank(process_group) == 0
+        if reports and self._is_announced and before != tuple(self.shapes):
             warnings.warn(f"Structures outgrew the shapes {before}; they are {self.shapes} from here on.", stacklevel=4)
         self._is_announced = True
         return found

@@ -77,7 +77,7 @@ def test_what_a_model_cannot_take_names_the_system():
         Evaluator(None, as_graph=as_graph, as_batch=as_graph, cutoff=0, species=1)
 
 
-def test_ase_screens_crystals_and_molecules_at_one_shape_once_room_is_made():
+def test_ase_screens_crystals_and_molecules_in_two_shapes_once_room_is_made():
     structures = [*systems(4), molecule("H2O"), ase.Atoms("Au"), *systems(3)]
     evaluator = evaluator_of(energy_unit=0.5)
     evaluator.make_room(structures)
@@ -89,7 +89,7 @@ def test_ase_screens_crystals_and_molecules_at_one_shape_once_room_is_made():
             assert atoms.get_potential_energy() == pytest.approx(float(expected["energy"]) / 2, rel=1e-12)
             np.testing.assert_allclose(atoms.get_forces(), expected["forces"] / 2, rtol=1e-11, atol=1e-13)
             assert ("stress" in calculator.results) == (atoms.cell.rank == 3)
-    assert len(evaluator.evaluate.shapes) == evaluator.num_shapes == 1
+    assert len(evaluator.evaluate.shapes) == evaluator.num_shapes == 2
 
 
 def test_forces_and_stress_of_ases_calculator_are_the_slopes_of_its_energy():
