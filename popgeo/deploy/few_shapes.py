@@ -34,6 +34,7 @@ class FewShapes:
 
     Args:
         asked: The shapes to begin with. Default: none until `make_room` or the first structure.
+        least: Sizes that a chosen shape has at least.
 
     Attributes:
         shapes: The shapes. Padding is not counted.
@@ -44,9 +45,9 @@ class FewShapes:
         (10, 40)
     """
 
-    def __init__(self, asked: Sequence[Shape] = ()) -> None:
+    def __init__(self, asked: Sequence[Shape] = (), least: Shape = (1, 2)) -> None:
         self.shapes: list[Shape] = [*asked]
-        self._asked = tuple(asked)
+        self._asked, self._least = tuple(asked), least
         self._num_grown = 0
         self._is_announced, self._is_agreed = False, False
 
@@ -120,11 +121,9 @@ class FewShapes:
         most = found[:, :2].max(axis=0)
         if not ((self._is_announced or self._asked) and (most <= before[-1]).all()):
             fitting = [most.tolist()] if self._asked else common_and_largest(found[:, :2])
-            made = [(atoms, with_spare_edges(edges)) for atoms, edges in fitting]
-            if self._asked:
-                (a, b), (atoms, edges) = before[-1], made[0]
-                made = [*self._asked, (max(a, atoms), max(b, edges))]
-            self.shapes = made
+            least = self._asked[-1] if self._asked else self._least
+            made = [(max(least[0], atoms), max(least[1], with_spare_edges(edges))) for atoms, edges in fitting]
+            self.shapes = [*self._asked, *made]
         reports = process_group is None or dist.get_rank(process_group) == 0
         if reports and self._is_announced and before != tuple(self.shapes):
             warnings.warn(f"Structures outgrew the shapes {before}; they are {self.shapes} from here on.", stacklevel=4)

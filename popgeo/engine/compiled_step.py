@@ -312,9 +312,8 @@ class CompiledStep:
     def _replicas_here(self) -> Replicas:
         if self._bound is not None:
             return self._bound.on_processor.replicas
-        if self._recipe.optimizer is None and self.options.replication_factor == 1 and self._replicas is None:
-            return Replicas((0,), 1)  # processes exchange nothing in a forward pass, so each has its own batches
-        return self._replicas or Replicas.of_this_process(self.options.replication_factor)
+        trains = self._recipe.optimizer is not None
+        return self._replicas or Replicas.of_this_process(self.options.replication_factor, trains)
 
     def __repr__(self) -> str:
         recipe, bound = self._recipe, self._bound

@@ -24,6 +24,8 @@ from popgeo.deploy.few_shapes import FewShapes, Shape
 from popgeo.packing import Budget, decreasing
 from popgeo.potentials.padding import PotentialLoader, with_safe_padding
 
+_LEAST = 8, 32  # atoms and edges of a shape; torch sums products of fewer than four rows in a different order
+
 
 class EvaluatorArguments(TypedDict, total=False):
     """Keyword arguments of `Evaluator` that every framework's `evaluator` takes.
@@ -171,10 +173,11 @@ class Evaluator:
         self.num_graphs = self.num_graphs or (2 if sizes is None else len(sizes) + 1)
         spare = self.num_graphs - 1
         if self._few is None:
-            self._few = FewShapes([(num_nodes - spare, num_edges)] if num_nodes and num_edges else [])
+            self._few = FewShapes([(num_nodes - spare, num_edges)] if num_nodes and num_edges else [], _LEAST)
         if not self._few.shapes and sizes is not None:
             nodes, edges = (sizes.sum(axis=0) * 5 // 4).tolist()
-            self._few.shapes.append((num_nodes - spare if num_nodes else nodes + 1, num_edges or max(edges, 1)))
+            nodes, edges = max(nodes + 1, _LEAST[0]), max(edges, _LEAST[1])
+            self._few.shapes.append((num_nodes - spare if num_nodes else nodes, num_edges or edges))
         return self._few
 
     def _packs(self, shapes: list[Shape], of: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -92,6 +92,37 @@ def test_ase_screens_crystals_and_molecules_in_two_shapes_once_room_is_made():
     assert len(evaluator.evaluate.shapes) == evaluator.num_shapes == 2
 
 
+@pytest.mark.filterwarnings("ignore:A structure has")
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_results_of_a_campaign_have_the_bits_of_a_system_alone(is_announced: bool):
+    evaluator = evaluator_of()
+    order = [
+        *systems(3),
+        bulk("Cu").repeat((5, 2, 2)),
+        molecule("H2O"),
+        ase.Atoms("Au"),
+        *systems(3),
+        bulk("Al", a=3.1),
+    ]
+    if is_announced:
+        evaluator.make_room(order)
+    for some in [*([atoms] for atoms in order), order]:  # one by one, then all at once
+        found, alone = evaluator(some), [evaluator_of()([atoms]) for atoms in some]
+        for name, value in found.items():
+            expected = torch.cat([one[name] for one in alone])
+            torch.testing.assert_close(value, expected, rtol=0, atol=0, equal_nan=True)  # a molecule has no stress
+    if is_announced:
+        assert evaluator.num_shapes == len(evaluator.evaluate.shapes) == 2
+
+
+def test_sizes_that_were_asked_for_are_the_first_of_the_two_shapes():
+    evaluator = evaluator_of(num_nodes=12, num_edges=260, num_graphs=3)
+    evaluator.make_room([*systems(4), bulk("Cu").repeat((3, 3, 3))])
+    evaluator([*systems(4), bulk("Cu").repeat((3, 3, 3))])
+    assert (evaluator.num_shapes, evaluator.num_graphs) == (2, 3)
+    assert min(evaluator.evaluate.shapes)[0] == (12, 3)
+
+
 def test_forces_and_stress_of_ases_calculator_are_the_slopes_of_its_energy():
     from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
 
