@@ -195,7 +195,7 @@ def mace(found: list[Any], steps: int, only_traced: bool) -> None:
     show("popgeo", f"{ours.num_shapes} compiled", spent, own)
     print(f"    {ours.describe()}; goal of {MOST_SHAPES}: {'met' if ours.num_shapes <= MOST_SHAPES else 'missed'}")
     if importlib.util.find_spec("torch_sim") is not None:
-        torch_sim_campaign(found, model, ours, steps)
+        torch_sim_campaign(found, model, steps)
     backend, graphs = counted(only_traced)
     theirs.use_compile = True  # MACE's calculator then asks for the gradient of positions, as with compile_mode
     theirs.models[0] = torch.compile(model, dynamic=True, backend=backend)
@@ -204,11 +204,12 @@ def mace(found: list[Any], steps: int, only_traced: bool) -> None:
     show("MACE's, torch.compile(dynamic=True)", f"{graphs[0]} compiled", spent, own)
 
 
-def torch_sim_campaign(found: list[Any], model: nn.Module, ours: Any, steps: int, at_once: int = 10) -> None:
+def torch_sim_campaign(found: list[Any], model: nn.Module, steps: int, at_once: int = 10) -> None:
     """Print descents of some structures at a time by torch_sim's states and models."""
     import torch_sim
     from torch_sim.models.mace import MaceModel
 
+    from popgeo.potentials.mace import evaluator
     from popgeo.potentials.torch_sim import FixedSizeModel
 
     def descend(called: Any) -> list[float]:
@@ -227,9 +228,10 @@ def torch_sim_campaign(found: list[Any], model: nn.Module, ours: Any, steps: int
     print(f"MACE in torch_sim, {at_once} structures at a time")
     own = timed(lambda: descend(of_torch_sim))
     show("torch_sim's MaceModel, eager", "", own, own)
-    before = ours.num_shapes
-    spent = timed(lambda: descend(FixedSizeModel(ours)))
-    show("popgeo, shapes of the campaign above", f"{ours.num_shapes - before} compiled", spent, own)
+    ours = evaluator(CompiledMACE(model), num_graphs=at_once)
+    spent = timed(lambda: (ours.make_room(found), descend(FixedSizeModel(ours)))[1])
+    show("popgeo", f"{ours.num_shapes} compiled", spent, own)
+    print(f"    {ours.describe()}")
 
 
 def main() -> None:

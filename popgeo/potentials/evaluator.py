@@ -8,7 +8,7 @@ framework's file has an `evaluator(model)`, which ASE and torch_sim use as follo
     model = popgeo.potentials.torch_sim.FixedSizeModel(evaluator)              # torch_sim; many at once
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,8 @@ class EvaluatorArguments(TypedDict, total=False):
         num_nodes: Atoms of a batch of the first shape, padding included. Default: a quarter more than the first systems
             need, or the result of `make_room`.
         num_edges: Edges of a batch of the first shape. Default: as for atoms.
-        num_graphs: Systems of a batch, padding included. Default: for the first systems; 2 after `make_room`.
+        num_graphs: Systems of a batch, padding included. Default: for the first systems; 2 after `make_room`, for ASE.
+            With more, several small systems share a batch in torch_sim.
         skin: Distance beyond the cutoff, in angstrom; see `NeighborList`. Default: 0.5.
         dtype: Type of positions. Default: the model's.
         device: Device of the model.
@@ -180,12 +181,22 @@ class Evaluator:
             self._few.shapes.append((num_nodes - spare if num_nodes else nodes, num_edges or edges))
         return self._few
 
-    def _packs(self, shapes: list[Shape], of: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the number of a shape and the systems of a batch, for all batches."""
-        for number, shape in enumerate(shapes):
-            mine = np.flatnonzero(of == number)
-            budget = Budget(sizes=shape, num_graphs=(self.num_graphs or 2) - 1)
-            yield from ((number, mine[ids]) for ids in decreasing(sizes[mine], budget)) if len(mine) else ()
+    def _packs(self, shapes: list[Shape], of: np.ndarray, sizes: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """Return the number of a shape and the systems of each batch, with the fewest edge slots.
+
+        Small systems are packed by themselves, or also together with larger ones. `of` is the smallest shape that fits.
+        """
+        plans: list[list[tuple[int, np.ndarray]]] = []
+        for least in range(len(shapes)):
+            plan, home = [], np.maximum(of, least)
+            for number in np.unique(home).tolist():
+                mine = np.flatnonzero(home == number)
+                for ids in decreasing(sizes[mine], Budget(sizes=shapes[number], num_graphs=(self.num_graphs or 2) - 1)):
+                    total = sizes[mine[ids]].sum(axis=0)
+                    fitting = (i for i, shape in enumerate(shapes) if (total <= shape).all())
+                    plan.append((next(fitting), mine[ids]))
+            plans.append(plan)
+        return min(plans, key=lambda plan: sum(shapes[number][1] for number, _ in plan))
 
     def _run(self, shape: Shape, graphs: list[Data]) -> tuple[Batch, Mapping[str, Tensor]]:
         """Evaluate a batch of graphs that fit a shape; return the batch with its padding, and the model's outputs."""

@@ -65,13 +65,16 @@ def test_relaxations_with_changing_cells_stay_within_two_compilations_and_cut_no
     structures = [crystal(1 + 9 * (number == 3), seed=number) for number in range(6)]
     calculator = Calculator(model, compile=compile_forward)
     calculator.make_room(structures)
+    largest = [len(calculator.neighbors.of(structures[3])[0][0])]
     for number, atoms in enumerate(structures):
         atoms.calc = calculator
-        atoms.set_cell(atoms.cell * (0.98 + 0.01 * number), scale_atoms=True)
+        atoms.set_cell(atoms.cell * (0.84 if number == 3 else 0.98 + 0.01 * number), scale_atoms=True)
+        largest.append(len(calculator.neighbors.of(atoms)[0][0]))
         FIRE(FrechetCellFilter(atoms), logfile=None).run(fmax=0, steps=4)
         last = atoms.copy()
         last.calc = Calculator(model)
         np.testing.assert_allclose(atoms.get_forces(), last.get_forces(), atol=1e-5)
+    assert max(largest) > 1.05 * largest[0]  # pairs appear in the largest structure
     assert calculator.num_compilations == 2
 
 
@@ -115,6 +118,20 @@ def test_sizes_that_come_one_at_a_time_reach_the_largest_in_few_compilations(mod
     assert len(told) == calculator.num_compilations - 1 == 3  # from 4 to 160 atoms
     results_of(crystal(2), calculator)  # shapes of earlier structures stay
     assert calculator.num_compilations == 4
+
+
+def test_a_model_that_is_not_compiled_gets_one_atom_of_padding(model: SchNet):
+    class Recorded(SchNet):
+        def forward(self, z, pos, batch, edge_index, **others):
+            sizes.append((len(z), edge_index.shape[1]))
+            return super().forward(z, pos, batch, edge_index, **others)
+
+    sizes: list[tuple[int, int]] = []
+    atoms = molecule("CH3CH2OH")
+    atoms.calc = Calculator(Recorded(8, 8, num_interactions=1, cutoff=3.0))
+    atoms.get_forces()
+    pairs = np.count_nonzero(atoms.get_all_distances() < 3.0) - len(atoms)
+    assert sizes == [(10, pairs)]
 
 
 def test_room_for_no_structure_is_refused(model: SchNet):

@@ -93,9 +93,9 @@ def test_ase_screens_crystals_and_molecules_in_two_shapes_once_room_is_made():
 
 
 @pytest.mark.filterwarnings("ignore:A structure has")
-@pytest.mark.parametrize("is_announced", [False, True])
-def test_results_of_a_campaign_have_the_bits_of_a_system_alone(is_announced: bool):
-    evaluator = evaluator_of()
+@pytest.mark.parametrize(("is_announced", "num_graphs"), [(False, None), (True, None), (True, 6)])
+def test_results_of_a_campaign_have_the_bits_of_a_system_alone(is_announced: bool, num_graphs):
+    evaluator = evaluator_of(num_graphs=num_graphs)
     order = [
         *systems(3),
         bulk("Cu").repeat((5, 2, 2)),
@@ -113,6 +113,15 @@ def test_results_of_a_campaign_have_the_bits_of_a_system_alone(is_announced: boo
             torch.testing.assert_close(value, expected, rtol=0, atol=0, equal_nan=True)  # a molecule has no stress
     if is_announced:
         assert evaluator.num_shapes == len(evaluator.evaluate.shapes) == 2
+
+
+def test_small_systems_fill_the_batch_of_a_large_shape():
+    crystals = [*systems(12)[1::2], bulk("Cu").repeat((6, 2, 2))]
+    evaluator = evaluator_of(num_graphs=9)
+    evaluator.make_room(crystals)
+    evaluator(crystals)
+    assert evaluator.num_batches == 2
+    assert evaluator.num_real[1] > 0.7 * evaluator.num_slots[1]
 
 
 def test_sizes_that_were_asked_for_are_the_first_of_the_two_shapes():
