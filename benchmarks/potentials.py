@@ -16,7 +16,7 @@ import argparse
 import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,25 +68,25 @@ def as_items(structures: list[Any]) -> list[Any]:
     return made
 
 
-def mace_model(channels: int) -> torch.nn.Module:
+def mace_model(channels: int, species: Sequence[int] = SPECIES, cutoff: float = CUTOFF) -> torch.nn.Module:
     """Return a small MACE without TorchScript parts, which torch.compile cannot compile."""
     from e3nn import o3
     from mace import modules
     from mace.tools.compile import prepare
 
     block = modules.RealAgnosticResidualInteractionBlock
-    sizes: dict[str, Any] = {"r_max": CUTOFF, "num_bessel": 8, "num_polynomial_cutoff": 5, "max_ell": 2}
+    sizes: dict[str, Any] = {"r_max": cutoff, "num_bessel": 8, "num_polynomial_cutoff": 5, "max_ell": 2}
     return prepare(modules.ScaleShiftMACE)(
         **sizes,
         interaction_cls=block,
         interaction_cls_first=block,
         num_interactions=2,
-        num_elements=len(SPECIES),
+        num_elements=len(species),
         hidden_irreps=o3.Irreps(f"{channels}x0e+{channels}x1o"),
         MLP_irreps=o3.Irreps("16x0e"),
-        atomic_energies=np.zeros(len(SPECIES)),
+        atomic_energies=np.zeros(len(species)),
         avg_num_neighbors=20.0,
-        atomic_numbers=list(SPECIES),
+        atomic_numbers=list(species),
         correlation=2,
         gate=torch.nn.functional.silu,
         atomic_inter_scale=1.0,

@@ -52,10 +52,13 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
         )
     first, second, steps = _pairs(pos, cell, pbc, cutoff, is_wide)
     # A pair leads from `first` to the image of `second`, moved by steps of the cell.
-    order = np.lexsort((second, first))
+    if moves.any():
+        wraps = np.round((moves - moves[0]) @ np.linalg.pinv(cell * pbc[:, None]))
+        steps = steps + wraps[first] - wraps[second]
+    order = np.lexsort((*steps.T, second, first))
     edges = np.stack([second[order], first[order]]).astype(np.int64)
-    shift = steps[order].astype(np.float64) @ cell
-    shift = shift + moves[edges[1]] - moves[edges[0]] if moves.any() else shift
+    # Not a product of matrices: its bits could depend on the number of rows, and so on the search.
+    shift = sum(step[order, None] * vector for step, vector in zip(steps.T, cell, strict=True))
     return torch.from_numpy(edges), torch.from_numpy(shift)
 
 

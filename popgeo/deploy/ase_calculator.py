@@ -2,7 +2,6 @@
 
 import copy
 import math
-import operator
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -13,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.convert.periodic_pairs import NeighborList, require_elements
+from popgeo.deploy.atom_slots import AtomSlots
+from popgeo.deploy.few_shapes import FewShapes, Shape, with_spare_edges
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
 from popgeo.nn.neighbor_rule import NeighborRule
-from popgeo.packing.sizes import grown
 
 Evaluation = Callable[..., tuple[Tensor, ...]]
 STATES = {"charge", "spin"}
@@ -52,8 +52,7 @@ class SystemsCalculator:
 
     Args:
         evaluator: Takes a list of `ase.Atoms`. Returns a dictionary with `energy`, `forces` and, if the model has it,
-            `stress`. An example is `popgeo.potentials.evaluator.Evaluator`; its `make_room` fixes the shape for a
-            screening.
+            `stress`. An example is `popgeo.potentials.evaluator.Evaluator`.
     """
 
     implemented_properties = ("energy", "free_energy", "forces", "stress")
@@ -70,7 +69,24 @@ class SystemsCalculator:
     def __reduce__(self) -> tuple[Any, ...]:
         """Exclude compiled programs from copies and pickles, because they use memory of this process."""
         own = type(self).__mro__[1]  # the class without ASE's base
-        return own.__new__, (own,), {**vars(self), "_evaluate": {}, "_given": (), "_places": (), "_kept": ()}
+        return own.__new__, (own,), {**vars(self), "_evaluate": {}, "_slots": {}, "_kept": ()}
+
+    def make_room(self, structures: Sequence[Any], process_group: Any = None) -> None:
+        """Choose at most two shapes for a campaign, a small shape for most structures and a large shape for the rest.
+
+        Results are the same as without this call. If a structure needs more later, a shape is added, with a warning.
+
+        Args:
+            structures: All `ase.Atoms` of the campaign; only their neighbors are counted.
+            process_group: Group of `torch.distributed`, such as `torch.distributed.group.WORLD`. Each of its processes
+                makes this call with its own structures, and all get the same shapes and compile them now. A structure
+                that needs more later is an error, because one process would compile alone; call this again in all
+                processes. Default: this process alone.
+
+        Raises:
+            ValueError: there are no structures, or a neighbor list cannot be made, in any of the processes.
+        """
+        self.evaluator.make_room(structures, process_group)
 
     def check_state(self, atoms: Any, tol: float = 0.0) -> list[str]:
         """Return the names of a model's inputs that have changed since the last calculation.
@@ -111,22 +127,24 @@ class SystemsCalculator:
 class Calculator(SystemsCalculator):
     """An ASE calculator for a popgeo model. Needs `ase`, and `vesin` for fast neighbor lists.
 
-    Every structure fills the same number of atom and edge slots, so the model is compiled once for a run in which edges
-    appear and disappear, or for a screening of many structures. If a structure needs more slots, there is a warning,
-    and the number of slots becomes 1.5 times the need. Neighbors are found over the periodic axes of `atoms.pbc`. A
-    model with a `neighbor_rule`, such as `SchNet`, gets positions in float64. If the rule limits the number of
-    neighbors, and a structure without periodic axes has more, the rule's own search finds them. The model is copied.
-    For models of MACE, NequIP, SchNetPack and fairchem see `SystemsCalculator`.
+    A compiled model gets a fixed number of atom and edge slots, so it is compiled once for a run in which edges appear
+    and disappear. For many structures `make_room` chooses at most two shapes. Otherwise, if a structure needs more
+    slots, there is a warning, and a shape with 1.5 times the need is added (3 times at the second growth, and so on).
+    Results do not depend on the shape or on earlier structures: with `popgeo.compile_forward` to the bit. A model that
+    is not compiled gets no padding but one atom. Neighbors are found over the periodic axes of `atoms.pbc`. A model
+    with a `neighbor_rule`, such as `SchNet`, gets positions in float64. If the rule limits the number of neighbors, and
+    a structure without periodic axes has more, the rule's own search finds them. The model is copied. For models of
+    MACE, NequIP, SchNetPack and fairchem see `SystemsCalculator`.
 
     Args:
         model: Called as `model(z, pos, batch, edge_index, edge_shift=..., num_graphs=...)`, such as `SchNet`. Returns
             energies in eV from positions in angstrom.
         cutoff: Longest edge in angstrom. Default: the model's cutoff.
-        num_atoms: Number of atom slots, without padding. Default: the atoms of the first structure.
-        num_edges: Number of edge slots. Default: a quarter more than the edges of the first structure. If it is even,
-            opposite edges share a filter in a compiled `SchNet`.
-        compile: Compiles a module of tensors, as `popgeo.ipu.inference_model` or `torch.compile` does; called once per
-            shape. Default: the module is not compiled.
+        num_atoms: Number of atom slots, without padding, of the first shape. Default: the atoms of the first structure.
+        num_edges: Number of edge slots of the first shape. Default: a quarter more than the edges of the first
+            structure. If it is even, opposite edges share a filter in a compiled `SchNet`.
+        compile: Compiles a module of tensors, as `popgeo.compile_forward`, `popgeo.ipu.inference_model` or
+            `torch.compile` does; called once per shape. Default: the module is not compiled.
         skin: Distance beyond the cutoff, in angstrom, up to which neighbors are listed. They are searched again only if
             an atom has moved half of the skin. Edges are those of a new list at each step.
 
@@ -170,19 +188,42 @@ class Calculator(SystemsCalculator):
         for name, given in (("num_atoms", num_atoms), ("num_edges", num_edges)):
             if given is not None and given < 1:
                 raise ValueError(f"{name} is {given}; a structure needs at least one slot.")
-        self.cutoff, self.num_edges, self.num_atoms = cutoff, num_edges, num_atoms
+        self.cutoff = cutoff
+        self._asked = num_atoms, num_edges
+        self._few = FewShapes([(num_atoms, num_edges)] if num_atoms and num_edges else [])
         self._has_warned = False
         self.num_compilations = 0
-        """Number of compilations: 1 for a run that fits; 2 if only some structures have three cell vectors."""
+        """Number of compilations: one per shape. Without `make_room` a shape is compiled twice if a crystal follows a
+        molecule, because only a crystal has a stress."""
         self.neighbors = NeighborList(cutoff, skin)
         self._compile = compile
-        self._evaluate: dict[bool, Evaluation] = {}  # by whether there is stress
-        self._given: tuple[Tensor, ...] = ()
-        self._places: tuple[np.ndarray, ...] = ()
-        self._kept: tuple[Any, ...] = ()  # what fills the places besides positions
+        self._evaluate: dict[tuple[Shape, bool], Evaluation] = {}  # by shape, and by whether there is stress
+        self._slots: dict[Shape, AtomSlots] = {}
+        self._has_crystals = False  # in an announced campaign
+        self._kept: tuple[Any, ...] = ()  # what fills the slots besides positions
         like = next(model.parameters(), torch.empty(0))
         self._dtype, self._device = like.dtype if self._rule is None else torch.float64, like.device
         self._dtype_of_search = like.dtype
+
+    @property
+    def num_atoms(self) -> int | None:
+        """Atom slots of the largest shape, without padding."""
+        return self._few.shapes[-1][0] if self._few.shapes else self._asked[0]
+
+    @property
+    def num_edges(self) -> int | None:
+        """Edge slots of the largest shape."""
+        return self._few.shapes[-1][1] if self._few.shapes else self._asked[1]
+
+    def make_room(self, structures: Sequence[Any], process_group: Any = None) -> None:
+        """See `SystemsCalculator.make_room`."""
+        has_cell = self._few.make_room(structures, self.cutoff, process_group)[:, 2]
+        self._has_crystals, self._kept = bool(has_cell.any()), ()
+        self._slots = {shape: slots for shape, slots in self._slots.items() if shape in self._few.shapes}
+        self._evaluate = {key: run for key, run in self._evaluate.items() if key[0] in self._few.shapes}
+        if process_group is not None and self._compile is not None:  # so that none compiles alone later
+            for shape in self._few.shapes:
+                self._program(shape, self._has_crystals)(*self._slots_of(shape).given)
 
     def _values(self, atoms: Any) -> tuple[Tensor, ...]:
         kept = atoms.numbers.tobytes(), atoms.cell.array.tobytes()
@@ -190,30 +231,24 @@ class Calculator(SystemsCalculator):
             require_elements(atoms.numbers, getattr(self._model, "elements", None))
         pos, edges, shifts = self.neighbors.near_origin(atoms)
         if kept == self._kept[:2] and edges is self._kept[2] and shifts is self._kept[3]:
-            self._places[1][: len(pos)] = pos
+            slots, run = self._kept[4:]
+            slots.places[1][: len(pos)] = pos
         else:
             self._kept = ()
             near = self._near(atoms, pos, edges, shifts)
-            self._fix_shapes(len(atoms), near[1].shape[1])
-            self._fill(atoms, *near)
-            self._kept = (*kept, edges, shifts) if near[1] is edges else ()
-            self._with_stress = atoms.cell.rank == 3
-        if not self._is_shared:
-            for given, place in zip(self._given, self._places, strict=True):
-                given.copy_(torch.from_numpy(place))
-        with_stress = self._with_stress
-        if with_stress not in self._evaluate:
-            potential = Potential(self._model, with_stress).eval()
-            self._evaluate[with_stress] = potential if self._compile is None else self._compile(potential)
-            self.num_compilations += 1
+            shape = self._shape_for(len(atoms), near[1].shape[1])
+            slots, run = self._slots_of(shape), self._program(shape, atoms.cell.rank == 3)
+            slots.fill(atoms, *near)
+            self._kept = (*kept, edges, shifts, slots, run) if near[1] is edges else ()
+        slots.send()
         try:
-            found = self._evaluate[with_stress](*self._given)
+            found = run(*(slots.given if self._compile is not None else slots.filled))
             if math.isnan(found[0][0].item()):
                 raise ValueError(
                     f"The model's energy of {atoms.symbols} is NaN. Check the positions, and whether the model knows "
                     "all elements."
                 )
-            return found
+            return found[: 2 + (atoms.cell.rank == 3)]
         except IndexError as error:
             what = f"{atoms.symbols}, of atomic numbers up to {max(atoms.numbers)}"
             raise ValueError(f"The model knows too few elements for {what}. Use a model for all of them.") from error
@@ -248,42 +283,29 @@ class Calculator(SystemsCalculator):
         found = np.hstack([found, found[::-1]]) if getattr(rule.search, "half_list", False) else found
         return pos, found, np.zeros((found.shape[1], 3))
 
-    def _fix_shapes(self, num_atoms: int, num_found: int) -> None:
-        """Allocate the slots, or more slots if the structure does not fit."""
-        atoms, slots = self.num_atoms or num_atoms, self.num_edges or 2 * (num_found * 5 // 8 + 1)
-        found, held = (num_atoms, num_found), (atoms, slots)
-        atoms, slots = grown(held, found)
-        slots += slots % 2 if slots != held[1] else 0
-        if (atoms, slots) != held:
-            warnings.warn(
-                f"The structure has {found[0]} atoms and {found[1]} edges within {self.cutoff} angstrom; num_atoms is "
-                f"{held[0]} and num_edges is {held[1]}. They are {atoms} and {slots} from here on, and the model "
-                f"is compiled again; pass num_atoms={atoms}, num_edges={slots} to avoid that.",
-                stacklevel=3,
-            )
-        elif self._given:
-            return
-        self.num_atoms, self.num_edges = atoms, slots
-        self._evaluate.clear()
-        # One atom of padding is a second graph; every padding edge joins it to itself.
-        numbers = torch.float32 if self._dtype is torch.bfloat16 else self._dtype  # NumPy has no bfloat16
-        z, batch, edges = (torch.zeros(shape, dtype=torch.int64) for shape in ((atoms + 1,), (atoms + 1,), (2, slots)))
-        pos, shift, cell = (torch.zeros(shape, dtype=numbers) for shape in ((atoms + 1, 3), (slots, 3), (2, 3, 3)))
-        places = z, pos, batch, edges, shift, cell
-        self._given = tuple(one.to(self._device, self._dtype if one.is_floating_point() else None) for one in places)
-        self._places = tuple(tensor.numpy() for tensor in places)
-        self._is_shared = all(map(operator.is_, self._given, places))
+    def _shape_for(self, num_atoms: int, num_edges: int) -> Shape:
+        """Return the shape for a structure; the first structure determines sizes that were not asked for."""
+        if self._compile is None:  # eager code gets exact sizes, and needs no other memory
+            self._few.shapes, self._slots = [(num_atoms, with_spare_edges(num_edges))], {}
+        elif not self._few.shapes:
+            self._few.shapes.append((self._asked[0] or num_atoms, self._asked[1] or with_spare_edges(num_edges)))
+        return self._few.shape_for(num_atoms, num_edges)
 
-    def _fill(self, atoms: Any, own_pos: np.ndarray, edge_index: np.ndarray, edge_shift: np.ndarray) -> None:
-        """Write the structure to the first slots, and padding to the remaining slots."""
-        z, pos, batch, edges, shift, cell = self._places
-        count, num_edges = len(atoms), edge_index.shape[1]
-        z[:count], z[count:] = atoms.numbers, 0
-        pos[:count], pos[count:] = own_pos, 0
-        batch[:count], batch[count:] = 0, 1
-        edges[:, :num_edges], edges[:, num_edges:] = edge_index, count
-        shift[:num_edges], shift[num_edges:] = edge_shift, 0
-        cell[0] = atoms.cell.array
+    def _slots_of(self, shape: Shape) -> AtomSlots:
+        if shape not in self._slots:
+            self._slots[shape] = AtomSlots(shape, self._dtype, self._device)
+        return self._slots[shape]
+
+    def _program(self, shape: Shape, with_stress: bool) -> Evaluation:
+        """Return the program of a shape. If crystals have a program, molecules use it too: it has the same bits."""
+        if self._compile is None:
+            return Potential(self._model, with_stress).eval()
+        if (shape, with_stress) not in self._evaluate:
+            with_stress = with_stress or self._has_crystals or (shape, True) in self._evaluate
+        if (shape, with_stress) not in self._evaluate:
+            self._evaluate[shape, with_stress] = self._compile(Potential(self._model, with_stress).eval())
+            self.num_compilations += 1
+        return self._evaluate[shape, with_stress]
 
 
 @cache

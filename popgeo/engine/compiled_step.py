@@ -312,7 +312,8 @@ class CompiledStep:
     def _replicas_here(self) -> Replicas:
         if self._bound is not None:
             return self._bound.on_processor.replicas
-        return self._replicas or Replicas.of_this_process(self.options.replication_factor)
+        trains = self._recipe.optimizer is not None
+        return self._replicas or Replicas.of_this_process(self.options.replication_factor, trains)
 
     def __repr__(self) -> str:
         recipe, bound = self._recipe, self._bound

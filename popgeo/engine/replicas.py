@@ -27,11 +27,12 @@ class Replicas:
     world_size: int
 
     @classmethod
-    def of_this_process(cls, replication_factor: int) -> "Replicas":
+    def of_this_process(cls, replication_factor: int, trains: bool = True) -> "Replicas":
         """Return the replicas of this process; they are distributed in turn over the processes of `torch.distributed`.
 
         Process `rank` gets replicas `rank`, `rank + world_size`, and so on. If a loader distributes its batches in the
-        same way, each replica gets the same batches as in a single process.
+        same way, each replica gets the same batches as in a single process. A single replica that does not train has
+        nothing to exchange, so every process has its own.
 
         Raises:
             ValueError: the processes cannot share the replicas evenly.
@@ -40,7 +41,8 @@ class Replicas:
             >>> Replicas.of_this_process(4).local
             (0, 1, 2, 3)
         """
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        is_grouped = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if not is_grouped or (replication_factor == 1 and not trains):
             return cls(tuple(range(replication_factor)), 1)
         world, rank = dist.get_world_size(), dist.get_rank()
         if replication_factor % world:

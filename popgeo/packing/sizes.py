@@ -7,6 +7,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from popgeo.packing.packs import Budget, Ids
 
+_WORTH = 0.95  # a second shape must save a twentieth of the slots, since compiling takes time
+
 
 def as_table(sizes: ArrayLike, *, narrow: bool = False) -> NDArray[np.int64]:
     """Return the sizes of graphs as a table with one row per graph and one column per dimension.
@@ -92,15 +94,40 @@ def names(num_dims: int) -> tuple[str, ...]:
     return ("nodes", "edges")[:num_dims] if num_dims <= 2 else tuple(f"size_{d}" for d in range(num_dims))
 
 
-def grown(sizes: Sequence[int], needed: Sequence[int] | np.ndarray) -> list[int]:
+def grown(sizes: Sequence[int], needed: Sequence[int] | np.ndarray, times: int = 1) -> list[int]:
     """Return sizes that are large enough; a size that must grow becomes 1.5 times the need, because more may come.
 
     Args:
         sizes: The sizes so far, one per kind of slots.
         needed: The slots that are needed, one per kind.
+        times: Factor of the growth in addition to 1.5.
 
     Example:
         >>> grown([10, 40], needed=[20, 30])
         [30, 40]
     """
-    return [int(n) * 3 // 2 if n > size else size for size, n in zip(sizes, needed, strict=True)]
+    return [int(n) * 3 * times // 2 if n > size else size for size, n in zip(sizes, needed, strict=True)]
+
+
+def common_and_largest(sizes: ArrayLike) -> list[tuple[int, ...]]:
+    """Return a shape for most graphs and a shape for the rest, such that graphs that run one by one use few slots.
+
+    Args:
+        sizes: Sizes of each graph. [num_graphs, num_dims]
+
+    Returns:
+        The two shapes, the smaller one first; or only the larger one if the smaller one saves less than a twentieth.
+
+    Example:
+        >>> common_and_largest([[8, 80]] * 60 + [[9, 70], [900, 9000]])
+        [(9, 80), (900, 9000)]
+    """
+    table = as_table(sizes)
+    costs = 1 / np.maximum(table.mean(axis=0), 1e-9)  # a slot of each dimension; a mean graph costs 1 in each
+    order = np.argsort(table @ costs, kind="stable")
+    largest = np.maximum.accumulate(table[order])  # [num_graphs, num_dims] of the graphs so far
+    each, count = largest @ costs, np.arange(1, len(table) + 1)
+    total = count * each + count[::-1] * each[-1] - each[-1]
+    best = int(total.argmin())
+    chosen = [best, -1] if total[best] < _WORTH * total[-1] else [-1]
+    return [tuple(largest[i].tolist()) for i in chosen]

@@ -1,14 +1,13 @@
 """Evaluation of any framework's potential on systems of any size, in batches of one shape, for dynamics and screening.
 
-Systems are packed into batches that keep the contract of `padding.py`. The shape changes only if one system is larger
-than a batch: the batch then becomes 1.5 times as large as the system, with a warning. No edge is ever dropped. Each
+Systems are packed into batches that keep the contract of `padding.py`. `make_room` chooses at most two shapes for a
+campaign. If a system is larger than each shape, a larger shape is added, with a warning. No edge is ever dropped. Each
 framework's file has an `evaluator(model)`, which ASE and torch_sim use as follows:
 
     atoms.calc = SystemsCalculator(evaluator)                                  # ASE; one system at a time
     model = popgeo.potentials.torch_sim.FixedSizeModel(evaluator)              # torch_sim; many at once
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,18 +20,22 @@ from typing_extensions import TypedDict, Unpack
 from popgeo.convert.periodic_pairs import NeighborList, require_elements
 from popgeo.deploy.ase_calculator import STATES
 from popgeo.deploy.ase_calculator import SystemsCalculator as SystemsCalculator
+from popgeo.deploy.few_shapes import FewShapes, Shape
 from popgeo.packing import Budget, decreasing
-from popgeo.packing.sizes import grown
 from popgeo.potentials.padding import PotentialLoader, with_safe_padding
+
+_LEAST = 8, 32  # atoms and edges of a shape; torch sums products of fewer than four rows in a different order
 
 
 class EvaluatorArguments(TypedDict, total=False):
     """Keyword arguments of `Evaluator` that every framework's `evaluator` takes.
 
     Args:
-        num_nodes: Atoms of a batch, padding included. Default: a quarter more than the first systems need.
-        num_edges: Edges of a batch. Default: a quarter more than the first systems need.
-        num_graphs: Systems of a batch, padding included. Default: for the first systems.
+        num_nodes: Atoms of a batch of the first shape, padding included. Default: a quarter more than the first systems
+            need, or the result of `make_room`.
+        num_edges: Edges of a batch of the first shape. Default: as for atoms.
+        num_graphs: Systems of a batch, padding included. Default: for the first systems; 2 after `make_room`, for ASE.
+            With more, several small systems share a batch in torch_sim.
         skin: Distance beyond the cutoff, in angstrom; see `NeighborList`. Default: 0.5.
         dtype: Type of positions. Default: the model's.
         device: Device of the model.
@@ -86,15 +89,16 @@ class Evaluator:
         self.dtype, self.device = kwargs.get("dtype", torch.float64), torch.device(kwargs.get("device", "cpu"))
         self.energy_unit = kwargs.get("energy_unit", 1.0)
         self._asked = kwargs.get("num_nodes"), kwargs.get("num_edges"), kwargs.get("num_graphs")
-        self.sizes = (0, 0, 0)
-        """Nodes, edges and graphs of a batch, padding included; zeros before the first system."""
+        self._few: FewShapes | None = None
+        self.num_graphs = self._asked[2]
+        """Systems of a batch, padding included; None before the first system."""
         self.num_shapes = 0
-        """Number of shapes that the model got: 1, unless a system outgrew its batch."""
+        """Number of shapes that the model got: at most 2 after `make_room`, unless a system outgrew them."""
         self.num_batches = 0
         self.num_real = np.zeros(2, np.int64)
         self.num_slots = np.zeros(2, np.int64)
         self._neighbors: list[NeighborList] = []
-        self._loader: PotentialLoader | None = None
+        self._loaders: dict[tuple[int, int, int], PotentialLoader] = {}
 
     def __call__(self, systems: Sequence[Any]) -> dict[str, Tensor]:
         """Compute energies [n] of `ase.Atoms`, and forces [num_atoms, 3] and stress [n, 3, 3] if the model has them.
@@ -103,17 +107,16 @@ class Evaluator:
         """
         graphs = self._graphs(systems)
         sizes = np.array([(len(graph.z), graph.edge_index.shape[1]) for graph in graphs])
-        loader = self._room_for(graphs, sizes)
-        num_nodes, num_edges, num_graphs = self.sizes
-        budget = Budget(sizes=(num_nodes - num_graphs + 1, num_edges), num_graphs=num_graphs - 1)
+        few = self._begin(sizes)
+        few.shape_for(*sizes.max(axis=0).tolist())  # so that several systems add one shape
+        of = [few.shapes.index(few.shape_for(*each)) for each in sizes.tolist()]
         atoms = torch.arange(sizes[:, 0].sum()).split(sizes[:, 0].tolist())
         found: dict[str, Tensor] = {}
-        for ids in decreasing(sizes, budget):
-            batch = with_safe_padding(loader.collater([graphs[i] for i in ids.tolist()]), loader.cell_length)
+        for number, ids in self._packs(few.shapes, np.array(of), sizes):
+            batch, outputs = self._run(few.shapes[number], [graphs[i] for i in ids.tolist()])
             masks = {"energy": batch.graphs_mask, "forces": batch.nodes_mask, "stress": batch.graphs_mask}
             self.num_batches, self.num_real = self.num_batches + 1, self.num_real + sizes[ids].sum(axis=0)
-            self.num_slots += np.array([num_nodes, num_edges])
-            outputs = self.evaluate(self.as_batch(batch))
+            self.num_slots += np.array([len(batch.nodes_mask), len(batch.edges_mask)])
             rows = {"energy": torch.from_numpy(ids), "forces": torch.cat([atoms[i] for i in ids.tolist()])}
             for name in masks.keys() & {name for name, value in outputs.items() if value is not None}:
                 values = outputs[name].detach()
@@ -124,17 +127,18 @@ class Evaluator:
                 place[rows["forces" if name == "forces" else "energy"].to(self.device)] = values
         return found
 
-    def make_room(self, systems: Sequence[Any]) -> None:
-        """Fix the shape so that the largest of some systems fits, before a screening one by one.
+    def make_room(self, systems: Sequence[Any], process_group: Any = None) -> None:
+        """Choose at most two shapes for a campaign; see `SystemsCalculator.make_room`.
 
-        Args:
-            systems: `ase.Atoms`; only their neighbors are counted.
+        If `num_nodes` and `num_edges` were given, they are the first shape, and the second is for larger systems.
         """
-        neighbors = NeighborList(self.cutoff, 0.0)
-        sizes = np.array([(len(atoms), neighbors.of(atoms)[0].shape[1]) for atoms in systems]).max(axis=0)
-        num_graphs = self._asked[2] or 2
-        self._asked = int(sizes[0]) + num_graphs - 1, max(int(sizes[1]), 1), num_graphs
-        self._loader = None
+        few = self._begin()
+        few.make_room(systems, self.cutoff, process_group)
+        if process_group is not None and len(systems):  # so that none compiles alone later
+            atom = systems[0][:1]
+            atom.pbc = False
+            for shape in few.shapes:
+                self._run(shape, [self._graph(atom, NeighborList(self.cutoff, 0.0))])
 
     def describe(self) -> str:
         """Return a description: the number of shapes that the model got, and how full its batches were."""
@@ -164,29 +168,48 @@ class Evaluator:
             graph[name] = torch.tensor([atoms.info[name]])
         return self.as_graph(graph.to(self.device))
 
-    def _room_for(self, graphs: list[Data], sizes: np.ndarray) -> PotentialLoader:
-        """Return the loader of the current shape, which is first chosen, or enlarged for a large system, if needed."""
-        most, total = sizes.max(axis=0), sizes.sum(axis=0)
-        num_nodes, num_edges, num_graphs = self.sizes
-        if self._loader is None:
-            num_graphs = self._asked[2] or len(graphs) + 1
-            num_nodes = self._asked[0] or int(total[0] * 5 // 4) + num_graphs
-            num_edges = self._asked[1] or max(int(total[1] * 5 // 4), 1)
-        nodes, edges, spare = num_nodes, num_edges, num_graphs - 1
-        num_nodes, num_edges = np.add(grown((nodes - spare, edges), most), (spare, 0)).tolist()
-        if (num_nodes, num_edges) != (nodes, edges):
-            warnings.warn(
-                f"A system has {most[0]} atoms and {most[1]} edges, more than a batch of {nodes} nodes and {edges} "
-                f"edges holds. It has {num_nodes} and {num_edges} from here on, and the model is compiled again; pass "
-                f"num_nodes={num_nodes}, num_edges={num_edges}, or call make_room first, to avoid that.",
-                stacklevel=4,
-            )
-        if self._loader is None or (num_nodes, num_edges) != (nodes, edges):
-            self.sizes, self.num_shapes = (num_nodes, num_edges, num_graphs), self.num_shapes + 1
-            slots: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "batch_size": num_graphs}
+    def _begin(self, sizes: np.ndarray | None = None) -> FewShapes:
+        """Return the shapes. The first systems determine a shape if none was asked for."""
+        num_nodes, num_edges, _ = self._asked
+        self.num_graphs = self.num_graphs or (2 if sizes is None else len(sizes) + 1)
+        spare = self.num_graphs - 1
+        if self._few is None:
+            self._few = FewShapes([(num_nodes - spare, num_edges)] if num_nodes and num_edges else [], _LEAST)
+        if not self._few.shapes and sizes is not None:
+            nodes, edges = (sizes.sum(axis=0) * 5 // 4).tolist()
+            nodes, edges = max(nodes + 1, _LEAST[0]), max(edges, _LEAST[1])
+            self._few.shapes.append((num_nodes - spare if num_nodes else nodes, num_edges or edges))
+        return self._few
+
+    def _packs(self, shapes: list[Shape], of: np.ndarray, sizes: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """Return the number of a shape and the systems of each batch, with the fewest edge slots.
+
+        Small systems are packed by themselves, or also together with larger ones. `of` is the smallest shape that fits.
+        """
+        plans: list[list[tuple[int, np.ndarray]]] = []
+        for least in range(len(shapes)):
+            plan, home = [], np.maximum(of, least)
+            for number in np.unique(home).tolist():
+                mine = np.flatnonzero(home == number)
+                for ids in decreasing(sizes[mine], Budget(sizes=shapes[number], num_graphs=(self.num_graphs or 2) - 1)):
+                    total = sizes[mine[ids]].sum(axis=0)
+                    fitting = (i for i, shape in enumerate(shapes) if (total <= shape).all())
+                    plan.append((next(fitting), mine[ids]))
+            plans.append(plan)
+        return min(plans, key=lambda plan: sum(shapes[number][1] for number, _ in plan))
+
+    def _run(self, shape: Shape, graphs: list[Data]) -> tuple[Batch, Mapping[str, Tensor]]:
+        """Evaluate a batch of graphs that fit a shape; return the batch with its padding, and the model's outputs."""
+        num_graphs = self.num_graphs or 2
+        size = shape[0] + num_graphs - 1, shape[1], num_graphs
+        if size not in self._loaders:
+            slots: Any = dict(zip(("num_nodes", "num_edges", "batch_size"), size, strict=True))
             of_model: Any = {"cutoff": self.cutoff, "species": self.species, "levels": self.levels}
-            self._loader = PotentialLoader(graphs, self.as_batch, **of_model, **slots)
-        return self._loader
+            self._loaders[size] = PotentialLoader(graphs, self.as_batch, **of_model, **slots)
+            self.num_shapes += 1
+        loader = self._loaders[size]
+        batch = with_safe_padding(loader.collater(graphs), loader.cell_length)
+        return batch, self.evaluate(self.as_batch(batch))
 
 
 def with_unit_shift(graph: Data) -> Data:

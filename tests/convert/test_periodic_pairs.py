@@ -40,6 +40,23 @@ def test_edges_of_a_walk_are_those_of_a_new_list_at_each_step(pbc):
     assert 1 < kept.num_found < 20
 
 
+@pytest.mark.parametrize("library", ["vesin", "trees"])
+@pytest.mark.parametrize("far", [0.0, 500.0])
+def test_the_order_of_edges_and_the_bits_of_shifts_do_not_depend_on_earlier_positions(monkeypatch, library, far):
+    if library == "trees":
+        monkeypatch.setitem(sys.modules, "vesin", None)
+    for seed in range(12):
+        atoms, generator = copper()[: 2 + 2 * (seed % 2)], np.random.default_rng(seed)
+        atoms.set_cell(generator.normal(0, 0.3, (3, 3)) + 3.6 * np.eye(3))  # many images of each pair are near
+        atoms.pbc, atoms.positions[:] = True, generator.uniform(0, 3, atoms.positions.shape) + far
+        kept = NeighborList(cutoff=5.0, skin=1.0)
+        for _ in range(5):
+            atoms.positions += generator.uniform(-0.1, 0.1, atoms.positions.shape)
+            for mine, new in zip(kept.near_origin(atoms), NeighborList(5.0, 0.3).near_origin(atoms), strict=True):
+                assert mine.tobytes() == new.tobytes()
+        assert kept.num_found < 5
+
+
 def test_a_list_serves_until_an_atom_has_moved_half_of_the_skin():
     atoms, kept = copper(), NeighborList(cutoff=3.0, skin=0.6)
     kept.of(atoms)

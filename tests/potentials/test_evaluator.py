@@ -37,7 +37,7 @@ def test_each_system_of_a_screening_is_as_it_is_alone_and_one_shape_serves_all()
 def test_capacity_grows_once_with_a_warning_and_drops_no_edge():
     evaluator = evaluator_of(num_nodes=10, num_edges=60, num_graphs=3)
     evaluator([bulk("Cu")])
-    with pytest.warns(UserWarning, match=r"A system has 4 atoms and \d+ edges, more than a batch"):
+    with pytest.warns(UserWarning, match=r"A structure has 4 atoms and \d+ edges, but the largest shape has 8 and 60"):
         energy = evaluator([bulk("Cu"), bulk("Cu", cubic=True)])["energy"]
     torch.testing.assert_close(energy[1], 4 * energy[0])
     with warnings.catch_warnings():
@@ -77,7 +77,7 @@ def test_what_a_model_cannot_take_names_the_system():
         Evaluator(None, as_graph=as_graph, as_batch=as_graph, cutoff=0, species=1)
 
 
-def test_ase_screens_crystals_and_molecules_at_one_shape_once_room_is_made():
+def test_ase_screens_crystals_and_molecules_in_two_shapes_once_room_is_made():
     structures = [*systems(4), molecule("H2O"), ase.Atoms("Au"), *systems(3)]
     evaluator = evaluator_of(energy_unit=0.5)
     evaluator.make_room(structures)
@@ -89,7 +89,47 @@ def test_ase_screens_crystals_and_molecules_at_one_shape_once_room_is_made():
             assert atoms.get_potential_energy() == pytest.approx(float(expected["energy"]) / 2, rel=1e-12)
             np.testing.assert_allclose(atoms.get_forces(), expected["forces"] / 2, rtol=1e-11, atol=1e-13)
             assert ("stress" in calculator.results) == (atoms.cell.rank == 3)
-    assert len(evaluator.evaluate.shapes) == evaluator.num_shapes == 1
+    assert len(evaluator.evaluate.shapes) == evaluator.num_shapes == 2
+
+
+@pytest.mark.filterwarnings("ignore:A structure has")
+@pytest.mark.parametrize(("is_announced", "num_graphs"), [(False, None), (True, None), (True, 6)])
+def test_results_of_a_campaign_have_the_bits_of_a_system_alone(is_announced: bool, num_graphs):
+    evaluator = evaluator_of(num_graphs=num_graphs)
+    order = [
+        *systems(3),
+        bulk("Cu").repeat((5, 2, 2)),
+        molecule("H2O"),
+        ase.Atoms("Au"),
+        *systems(3),
+        bulk("Al", a=3.1),
+    ]
+    if is_announced:
+        evaluator.make_room(order)
+    for some in [*([atoms] for atoms in order), order]:  # one by one, then all at once
+        found, alone = evaluator(some), [evaluator_of()([atoms]) for atoms in some]
+        for name, value in found.items():
+            expected = torch.cat([one[name] for one in alone])
+            torch.testing.assert_close(value, expected, rtol=0, atol=0, equal_nan=True)  # a molecule has no stress
+    if is_announced:
+        assert evaluator.num_shapes == len(evaluator.evaluate.shapes) == 2
+
+
+def test_small_systems_fill_the_batch_of_a_large_shape():
+    crystals = [*systems(12)[1::2], bulk("Cu").repeat((6, 2, 2))]
+    evaluator = evaluator_of(num_graphs=9)
+    evaluator.make_room(crystals)
+    evaluator(crystals)
+    assert evaluator.num_batches == 2
+    assert evaluator.num_real[1] > 0.7 * evaluator.num_slots[1]
+
+
+def test_sizes_that_were_asked_for_are_the_first_of_the_two_shapes():
+    evaluator = evaluator_of(num_nodes=12, num_edges=260, num_graphs=3)
+    evaluator.make_room([*systems(4), bulk("Cu").repeat((3, 3, 3))])
+    evaluator([*systems(4), bulk("Cu").repeat((3, 3, 3))])
+    assert (evaluator.num_shapes, evaluator.num_graphs) == (2, 3)
+    assert min(evaluator.evaluate.shapes)[0] == (12, 3)
 
 
 def test_forces_and_stress_of_ases_calculator_are_the_slopes_of_its_energy():

@@ -198,6 +198,16 @@ def test_ases_calculator_gives_maces_own_values_at_one_shape() -> None:
         evaluator(model)([ase.Atoms("CuAu", [[0, 0, 0], [0, 0, 2]])])
 
 
+def test_a_campaign_has_the_bits_of_structures_alone_with_a_single_atom_too() -> None:
+    model, structures = small_mace(), [*metals(6), ase.Atoms("Cu", cell=[2.4] * 3, pbc=True), ase.Atoms("Al")]
+    ours = evaluator(model)
+    ours.make_room(structures)
+    for atoms in structures:
+        for name, value in evaluator(model)([atoms]).items():
+            assert torch.equal(ours([atoms])[name], value), name
+    assert ours.num_shapes <= 2
+
+
 @pytest.mark.parametrize(("heads", "default"), [(["old", "Default"], "Default"), (["old", "new"], None)])
 def test_each_head_gives_maces_own_values_and_none_is_taken_by_its_place(heads: list[str], default: str | None) -> None:
     from mace.calculators import MACECalculator

@@ -37,6 +37,22 @@ def test_relaxations_of_many_systems_lower_their_energy_at_one_shape():
     assert len(model.evaluator.evaluate.shapes) == 1
 
 
+def test_a_campaign_with_changing_cells_has_two_shapes_and_the_bits_of_systems_alone():
+    model = FixedSizeModel(evaluator_of())
+    systems = [bulk("Cu").repeat((1 + 8 * (number == 4), 2, 1)) for number in range(8)]
+    model.evaluator.make_room(systems)
+    for some in (systems[:3], systems[3:], systems[2:6]):
+        for strain in (1.0, 0.98, 1.05):
+            for number, atoms in enumerate(some):
+                atoms.set_cell(atoms.cell * strain, scale_atoms=True)
+                atoms.rattle(0.05, seed=number)
+            found = model(torch_sim.io.atoms_to_state(some, torch.device("cpu"), torch.float64))
+            alone = [evaluator_of()([atoms]) for atoms in some]
+            for name in ("energy", "forces", "stress"):
+                torch.testing.assert_close(found[name], torch.cat([one[name] for one in alone]), rtol=0, atol=0)
+    assert len(model.evaluator.evaluate.shapes) == 2
+
+
 def test_systems_of_one_atom_have_the_results_of_ases_calculator():
     systems = [Atoms("Cu", cell=[20] * 3, pbc=True), bulk("Cu"), Atoms("He", [[0.0, 0, 0]], cell=[9] * 3)]
     for some in (systems[:1], systems[1:2], systems[2:], systems[:2]):

@@ -8,7 +8,7 @@ from popgeo.potentials.evaluator import SystemsCalculator
 
 
 def require_the_same(ours: SystemsCalculator, own, structures: list, tolerance: float = 1e-9) -> None:
-    """Check that energies, forces and stresses of periodic structures are equal, and all structures use one shape."""
+    """Check that energies, forces and stresses of periodic structures are equal, in two shapes at most."""
     ours.evaluator.make_room(structures)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -20,4 +20,4 @@ def require_the_same(ours: SystemsCalculator, own, structures: list, tolerance: 
             if atoms.pbc.all():
                 expected = theirs.get_stress(voigt=False)
                 np.testing.assert_allclose(mine.get_stress(voigt=False), expected, rtol=tolerance, atol=tolerance)
-    assert ours.evaluator.num_shapes == 1
+    assert ours.evaluator.num_shapes <= 2
