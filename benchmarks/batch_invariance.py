@@ -4,9 +4,10 @@
     python benchmarks/batch_invariance.py --combinations 10000
 
 Each combination draws a graph, other graphs, a slot, a shape with its padding, and a number of threads. A compiled
-training step computes the graph's outputs (energies and forces of potentials) and its part of each gradient. Each bit is
-compared with the first combination of this graph. Then the step runs on a full batch with and without `batch_invariant`,
-in turn, at one thread.
+training step computes the graph's outputs (energies and forces of potentials) and its part of each gradient. Each bit
+is compared with the first combination of this graph. The second column counts the same combinations without the option,
+for results and gradients, and the third for results alone. Then the step runs on a full batch with and without
+`batch_invariant`, in turn, at one thread.
 """
 
 import argparse
@@ -93,6 +94,7 @@ class RandomBatches:
 
     def __init__(self, name: str, batch_invariant: bool = True) -> None:
         torch.manual_seed(0)
+        self.num_results = 1  # tensors of `draw` before the gradients
         self.graphs, self.model = [random_graph(seed) for seed in range(40)], MODELS[name]()
         # Without a step, the optimizer keeps the last gradients as its state.
         optimizers = {
@@ -118,6 +120,7 @@ class RandomBatches:
         weights[slot] = 1.0
         step, optimizer = self.steps[shape, num_threads]
         _, per_graph, *per_node = step(data, weights)
+        self.num_results = 1 + len(per_node)
         found = [per_graph[slot].clone(), *(rows[data.batch == slot].clone() for rows in per_node)]
         return chosen[slot], found + [state["exp_avg"].clone() for state in optimizer.state.values()]
 
@@ -156,18 +159,19 @@ class RandomBatches:
         return data
 
 
-def equal_combinations(name: str, combinations: int, batch_invariant: bool = True) -> tuple[int, int]:
-    """Return the number of combinations with equal bits, and the number of compared combinations."""
+def equal_combinations(name: str, combinations: int, batch_invariant: bool = True) -> tuple[int, int, int]:
+    """Return the numbers of combinations with equal bits, with equal bits of the results alone, and of all compared."""
     batches, chance = RandomBatches(name, batch_invariant), random.Random(0)
     known: dict[int, list[Tensor]] = {}
-    equal = compared = 0
+    equal = equal_results = compared = 0
     for _ in trange(combinations, desc=name, leave=False, disable=not sys.stderr.isatty()):
         graph, found = batches.draw(chance)
         if graph in known:
             compared += 1
-            equal += all(map(torch.equal, found, known[graph]))
+            same = [*map(torch.equal, found, known[graph])]
+            equal, equal_results = equal + all(same), equal_results + all(same[: batches.num_results])
         known.setdefault(graph, found)
-    return equal, compared
+    return equal, equal_results, compared
 
 
 def cost(name: str) -> float:
@@ -185,17 +189,18 @@ def cost(name: str) -> float:
 def main(options: argparse.Namespace) -> None:
     """Print a row per model."""
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}\n")
-    print(f"{'model':10}{'equal bits':>20}{'without the option':>22}{'cost':>8}")
+    print(f"{'model':8}{'equal bits':>16}{'without it':>16}{'results without it':>20}{'cost':>7}")
     for name in MODELS:
         torch.set_num_threads(2)
-        counts = [
-            equal_combinations(name, options.combinations // len(MODELS), invariant) for invariant in (True, False)
-        ]
+        count = options.combinations // len(MODELS)
+        (equal, _, compared), (usual, results, _) = (
+            equal_combinations(name, count, with_it) for with_it in (True, False)
+        )
         one_thread()
         ratio = cost(name)
         missed = "" if ratio <= GOAL_OF_COST else f" (goal {GOAL_OF_COST}: missed)"
-        texts = [f"{equal:,} of {compared:,}" for equal, compared in counts]
-        print(f"{name:10}{texts[0]:>20}{texts[1]:>22}{ratio:>7.2f}x{missed}")
+        texts = [f"{number:,} of {compared:,}" for number in (equal, usual, results)]
+        print(f"{name:8}{texts[0]:>16}{texts[1]:>16}{texts[2]:>20}{ratio:>6.2f}x{missed}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Two switches of filter networks: whether they run at each edge, and whether their tables are kept between calls.
+"""Switches of filter networks and of other forms that a model chooses by the size of a batch.
 
-By default a filter network is read from a table on a grid of distances, and the table is checked from time to time.
+By default a filter network is read from a table on a grid of distances if there are enough edges, and the table is
+checked from time to time. Attention chooses its form by the number of nodes and graphs.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from torch import nn
 
 _at_each_edge: ContextVar[bool] = ContextVar("filters at each edge", default=False)
 _tables_stay: ContextVar[bool] = ContextVar("tables stay", default=False)
+_of_any_shape: ContextVar[bool] = ContextVar("one form for batches of any shape", default=False)
 
 
 def filters_at_each_edge() -> AbstractContextManager[None]:
@@ -28,6 +30,11 @@ def filters_at_each_edge() -> AbstractContextManager[None]:
 def tables_stay() -> AbstractContextManager[None]:
     """Make models keep tables of filters between calls in the context, as long as the weights do not change."""
     return _switched_on(_tables_stay)
+
+
+def one_form_of_any_shape() -> AbstractContextManager[None]:
+    """Make models choose the same form for batches of any shape in the context, so that results have the same bits."""
+    return _switched_on(_of_any_shape)
 
 
 @contextmanager
@@ -47,6 +54,11 @@ def are_at_each_edge() -> bool:
 def do_tables_stay() -> bool:
     """Check whether models keep tables of filters between calls in this context."""
     return _tables_stay.get()
+
+
+def is_one_form_of_any_shape() -> bool:
+    """Check whether models choose the same form for batches of any shape in this context."""
+    return _of_any_shape.get()
 
 
 def parts_with_filters(module: nn.Module) -> list[Any]:

@@ -29,7 +29,7 @@ from popgeo.engine.shards import require_all
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe, StepPlan
 from popgeo.engine.step_runner import StepRunner
-from popgeo.filter_choice import filters_at_each_edge, parts_with_filters, tables_stay
+from popgeo.filter_choice import filters_at_each_edge, one_form_of_any_shape, parts_with_filters, tables_stay
 
 
 def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> BoundStep:
@@ -64,7 +64,8 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
     largest = largest_graph.noted(arguments.tensors)
 
     def capture() -> CapturedStep:
-        with nullcontext() if machine is None else machine.capturing():
+        one_form = one_form_of_any_shape() if options.batch_invariant else nullcontext()
+        with nullcontext() if machine is None else machine.capturing(), one_form:
             return capture_step(
                 recipe.function,
                 one,
@@ -120,7 +121,7 @@ def _capture_and_plan(
         # The key covers everything that affects the captured step and, with a machine, whether the step fits.
         decides = [] if machine is None else machine.what_decides(optimizer)
         around = recipe.autocast or autocast_around(), torch.get_default_dtype()
-        decides = [largest_graph.noted(arguments.tensors), *around, *decides]
+        decides = [largest_graph.noted(arguments.tensors), options.batch_invariant, *around, *decides]
         shapes = describe(arguments.structure)
         key = step_cache.key_of(model, *shapes, *trained, options.constant_loss_scaling, *decides)
     kept = step_cache.load(options.cache_dir, key, arguments)

@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from torch.func import functional_call
 from torch.nn.modules.module import _has_any_global_hook
 
-from popgeo.filter_choice import are_at_each_edge, do_tables_stay
+from popgeo.filter_choice import are_at_each_edge, do_tables_stay, is_one_form_of_any_shape
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.radial import ShiftedSoftplus
 from popgeo.ops.eager import is_plain
@@ -207,8 +207,9 @@ class FilterNetworksMixin(nn.Module):
         if is_plain():
             self.follow_filters(may_be_replaced=True)
         num_points, networks = self.filter_points, self.filter_networks()
-        is_faster = do_tables_stay() or r.shape[0] >= EDGES_FOR_EACH_POINT * (num_points or 0)
-        if not (num_points and networks and is_faster and serves(r, *self.parameters()) and networks.can_be_tables()):
+        is_chosen = do_tables_stay() or is_one_form_of_any_shape()
+        is_chosen = is_chosen or r.shape[0] >= EDGES_FOR_EACH_POINT * (num_points or 0)
+        if not (num_points and networks and is_chosen and serves(r, *self.parameters()) and networks.can_be_tables()):
             return None
         # In float64 slopes, which are differences, lose no digits.
         tables = networks.tables(num_points, torch.float64 if r.requires_grad else r.dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from popgeo.filter_choice import is_one_form_of_any_shape
 from popgeo.ops import gather
 from popgeo.ops.eager import is_plain
 from popgeo.ops.exp_or_zero import least_exponent
@@ -109,6 +110,8 @@ class SameGraph:
                     [0, 0, 1]], dtype=torch.int32)
         """
         num_nodes = batch.size(0)
+        if form is None and max_num_nodes is not None and is_one_form_of_any_shape():
+            form = AttentionForm.PADDED
         form = cheaper_form(num_nodes, num_graphs, max_num_nodes) if form is None else AttentionForm(form)
         sizes = graph_sizes(batch, num_graphs)
         first = sizes.cumsum(0) - sizes  # [num_graphs]

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from popgeo import StepOptions, compile_forward, compile_step
-from popgeo import Predictor
+from popgeo import Predictor, StepOptions, compile_forward, compile_step
 from popgeo.native import library
 from popgeo.nn import GIN
 from tests.support.training_on_ranks import train

@@ -1,9 +1,9 @@
 """Replaces sums over a batch by sums in the order of rows, so that a graph's part does not depend on the rest.
 
-The gradient of a weight is a sum over all nodes, edges or graphs of a batch. Fast kernels add up blocks of rows first, so
-the last bits of a graph's part depend on its place in the batch. Here each sum is one chain over the rows, in which rows
-of zeros change nothing: the part of a graph has the same bits in every slot, with any padding and any other graphs.
-Matrix products are popgeo's in all cases, because torch chooses its kernel by the number of rows.
+The gradient of a weight is a sum over all nodes, edges or graphs of a batch. Fast kernels add up blocks of rows first,
+so the last bits of a graph's part depend on its place in the batch. Here each sum is one chain over the rows, in which
+rows of zeros change nothing: the part of a graph has the same bits in every slot, with any padding and any other
+graphs. All matrix products are popgeo's, because torch chooses its kernel by the number of rows.
 """
 
 import math
