@@ -4,12 +4,13 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from popgeo.data.attribute_names import NEVER_PADDED, PADDED_WITH
+from popgeo.data.attribute_names import NEVER_PADDED, PADDED_WITH, FillValues
 from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.open_dataset import OpenDataset
@@ -20,16 +21,6 @@ from popgeo.packing import tune
 if TYPE_CHECKING:
     from torch_geometric.transforms.pad import Padding
     from typing_extensions import Self, Unpack
-
-
-class FillValues(TypedDict, total=False):
-    """The values of padding and the rows of graph attributes, as arguments of `FixedSizeOptions`."""
-
-    node_pad_value: "float | Padding | None"
-    edge_pad_value: "float | Padding | None"
-    graph_pad_value: "float | Padding | None"
-    pad_graph_defaults: Mapping[str, Any] | None
-    num_rows: Mapping[str, int] | None
 
 
 @names_arguments
@@ -237,8 +228,11 @@ class FixedSizeOptions:
     def tune(
         cls,
         dataset: Any,
-        target_graphs: float,
+        target_graphs: float | None = None,
         *,
+        memory: str | float | None = None,
+        model: Any = None,
+        optimizer: Any = None,
         align: int = 8,
         cost: tuple[float, ...] | None = None,
         verbose: bool = True,
@@ -248,7 +242,9 @@ class FixedSizeOptions:
 
         Args:
             dataset: A dataset, as `FixedSizeDataLoader` takes it.
-            target_graphs: Real graphs of a batch, on average.
+            target_graphs: Real graphs of a batch, on average. Default, with `memory`: as many as fit.
+            memory: Bytes for the compiled step, or a text such as `"12 GB"`; see `popgeo.memory`.
+            model, optimizer: The model and the optimizer of that step. Without optimizer, it predicts.
             align: Divisor of the nodes and of the edges of a batch. Default: 8.
             cost: Cost of a node and of an edge, (a, b) in `a * nodes + b * edges`. Default: see `popgeo.packing.tune`.
             verbose: Whether to print the choice with its reason, and to show a bar after one second.
@@ -256,7 +252,7 @@ class FixedSizeOptions:
                 the graphs with the most rows need together.
 
         Raises:
-            ValueError: see `popgeo.packing.tune`.
+            ValueError: see `popgeo.packing.tune`; one graph needs more memory, or `memory` or `model` is missing.
 
         Example:
             >>> from torch_geometric.data import Data
@@ -268,8 +264,12 @@ class FixedSizeOptions:
         bar = None if verbose else False
         opened = OpenDataset.of(dataset, progress_bar=bar)
         store, sizes = opened.store, opened.sizes.values
-        split = len(store.node_types)
-        shape = tune(sizes, target_graphs, align=align, cost=cost, num_node_dims=split, progress_bar=bar)
+        if target_graphs is None:
+            import popgeo  # the whole package, since a step is above the data of its batches
+
+            tuned = partial(cls.tune, dataset, align=align, cost=cost, verbose=False, **values)
+            target_graphs = popgeo.step_memory.graphs_within(memory, dataset, tuned, len(sizes), model, optimizer)
+        shape = tune(sizes, target_graphs, align=align, cost=cost, num_node_dims=len(store.node_types), progress_bar=bar)
         if verbose:
             labels = [axis.label for axis in store.size_axes]
             print(re.sub(r"\bsize_(\d+)", lambda found: labels[int(found[1])], shape.reason))
