@@ -22,22 +22,23 @@ def quantity(number: float, unit: str) -> str:
 
 
 def bytes_of(size: str | float) -> int:
-    """Return a number of bytes from a text; a prefix is a factor of 1,000, and with an `i` a factor of 1,024.
+    """Return a number of bytes from a text; a prefix is a factor of 1,000, or of 1,024 with an `i` behind it.
 
     Raises:
         ValueError: it is not a number of bytes.
 
     Example:
-        >>> bytes_of("12 GB"), bytes_of("1.5 KiB"), bytes_of(4096)
-        (12000000000, 1536, 4096)
+        >>> bytes_of("12 GB"), bytes_of("1.5kB"), bytes_of(4096)
+        (12000000000, 1500, 4096)
     """
-    if isinstance(size, str):
-        found = _BYTES.fullmatch(size)
+    nbytes = size
+    if isinstance(nbytes, str):
+        found = _BYTES.fullmatch(nbytes)
         if found is None:
-            raise ValueError(f"The memory is {size!r}; pass a number of bytes, or a text such as '12 GB' or '512 MiB'.")
+            raise ValueError(f"The memory is {size!r}; pass a number of bytes, or a text such as '12 GB'.")
         number, prefix, binary = found.groups()
         power = "kmgt".find(prefix.lower()) + 1 if prefix else 0
-        size = float(re.sub("[_,]", "", number)) * (1024 if binary else 1000) ** power
-    if isinstance(size, bool) or not size > 0:
+        nbytes = float(re.sub("[_,]", "", number)) * (1024 if binary else 1000) ** power
+    if isinstance(nbytes, bool) or not nbytes > 0:
         raise ValueError(f"The memory is {size!r}; it must be more than 0 bytes.")
-    return int(size)
+    return int(nbytes)

@@ -60,9 +60,10 @@ class StepMemory:
         return memory_by_kind(self.to_frame(), limit=None if limit is None else bytes_of(limit), ax=ax)
 
     def __str__(self) -> str:
-        rows = {name.replace("_", " "): row for name, row in self.to_frame().iterrows()}
-        rows["together"] = {"compiled": self.compiled.peak, "eager": self.eager.peak}
-        lines = [f"{name:<15}{quantity(row['compiled'], 'B'):>10}{quantity(row['eager'], 'B'):>11}" for name, row in rows.items()]
+        kinds = asdict(self.compiled).items()
+        rows = [(name.replace("_", " "), nbytes, getattr(self.eager, name)) for name, nbytes in kinds]
+        rows.append(("together", self.compiled.peak, self.eager.peak))
+        lines = [f"{name:<15}{quantity(one, 'B'):>10}{quantity(other, 'B'):>11}" for name, one, other in rows]
         return "\n".join([self.title, f"{'':<15}{'compiled':>10}{'eager':>11}", *lines])
 
     __repr__ = __str__
@@ -115,9 +116,13 @@ def memory(
         from popgeo.deploy.fixed_program import as_predicted
 
         function = as_predicted(model, forces)
-        args, kwargs = (), dict(BatchArguments(function.signature)(args, kwargs)[1])
+        signature: Any = function.signature
+        args, kwargs = BatchArguments(signature)(args, kwargs)
     recipe = _recipe_of(function, optimizer, options, autocast)
-    arguments = Arguments.of(recipe.signature, args, kwargs)
+    try:
+        arguments = Arguments.of(recipe.signature, args, kwargs)
+    except ValueError as error:
+        raise ValueError(f"{error} Or pass example=graph, with a graph of the dataset.") from None
     with in_modes(function, recipe.modes):
         compiled, step = compiled_use(recipe, arguments)
         eager = eager_use(recipe, arguments, step)
@@ -165,9 +170,7 @@ def _padding(sizes: FixedSizeOptions) -> Any:
 def _described(sizes: Any) -> str:
     if not isinstance(sizes, FixedSizeOptions):
         return "a batch"
-    return (
-        f"a batch of {sizes.total_num_nodes:,} nodes, {sizes.total_num_edges:,} edges, {sizes.num_graphs:,} graphs"
-    )
+    return f"a batch of {sizes.total_num_nodes:,} nodes, {sizes.total_num_edges:,} edges, {sizes.num_graphs:,} graphs"
 
 
 def graphs_within(
@@ -195,13 +198,17 @@ def graphs_within(
     if memory is None:
         raise TypeError("FixedSizeOptions.tune() missing 1 argument: 'target_graphs', or 'memory' with 'model'.")
     if model is None:
-        raise ValueError(f"The memory is {memory!r}; pass the model of the step, too: model=model, optimizer=optimizer.")
+        raise ValueError(f"The memory is {memory!r}; pass the step's model, too: model=model, optimizer=optimizer.")
     recipe = _recipe_of(model, optimizer)
 
     def measure(number: int) -> int:
         sizes = tuned(number)
         example = getattr(model, "example_batch", None)
-        batch = example(sizes) if example else next(iter(FixedSizeDataLoader(dataset, fixed_size_options=sizes, fixed_size_strategy="Window")))
+        if example is None:
+            loader = FixedSizeDataLoader(dataset, fixed_size_options=sizes, fixed_size_strategy="Window")
+            batch = next(iter(loader))
+        else:
+            batch = example(sizes)
         args, kwargs = as_call(batch)
         return compiled_use(recipe, Arguments.of(recipe.signature, args, kwargs))[0].peak
 

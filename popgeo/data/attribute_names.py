@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 if TYPE_CHECKING:
     from torch_geometric.transforms.pad import Padding
 
+
 class FillValues(TypedDict, total=False):
     """The values of padding and the rows of graph attributes, as arguments of `FixedSizeOptions`."""
 

@@ -242,14 +242,14 @@ class FixedSizeOptions:
 
         Args:
             dataset: A dataset, as `FixedSizeDataLoader` takes it.
-            target_graphs: Real graphs of a batch, on average. Default, with `memory`: as many as fit.
+            target_graphs: Real graphs of a batch, on average. Default, with `memory`: the most that fit.
             memory: Bytes for the compiled step, or a text such as `"12 GB"`; see `popgeo.memory`.
-            model, optimizer: The model and the optimizer of that step. Without optimizer, it predicts.
+            model: The model of that step.
+            optimizer: The optimizer of that step. Default: none, for predictions.
             align: Divisor of the nodes and of the edges of a batch. Default: 8.
             cost: Cost of a node and of an edge, (a, b) in `a * nodes + b * edges`. Default: see `popgeo.packing.tune`.
             verbose: Whether to print the choice with its reason, and to show a bar after one second.
-            values: Values of padding and `num_rows`, as for `FixedSizeOptions`. Default of `num_rows`: the rows that
-                the graphs with the most rows need together.
+            values: Values of padding and `num_rows`, as for `FixedSizeOptions`.
 
         Raises:
             ValueError: see `popgeo.packing.tune`; one graph needs more memory, or `memory` or `model` is missing.
@@ -269,10 +269,10 @@ class FixedSizeOptions:
 
             tuned = partial(cls.tune, dataset, align=align, cost=cost, verbose=False, **values)
             target_graphs = popgeo.step_memory.graphs_within(memory, dataset, tuned, len(sizes), model, optimizer)
-        shape = tune(sizes, target_graphs, align=align, cost=cost, num_node_dims=len(store.node_types), progress_bar=bar)
+        split = len(store.node_types)
+        shape = tune(sizes, target_graphs, align=align, cost=cost, num_node_dims=split, progress_bar=bar)
         if verbose:
-            labels = [axis.label for axis in store.size_axes]
-            print(re.sub(r"\bsize_(\d+)", lambda found: labels[int(found[1])], shape.reason))
+            print(re.sub(r"\bsize_(\d+)", lambda found: store.size_axes[int(found[1])].label, shape.reason))
         found = cls.from_sizes(store, shape.slots, shape.num_graphs, **values)
         return found.with_rows_for(store, each_once=True) if opened.holds_all else found
 

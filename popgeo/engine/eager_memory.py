@@ -73,6 +73,11 @@ class Allocations(TorchDispatchMode):
             self._changes.append((number, memory.nbytes()))
             weakref.finalize(memory, self._changes.append, (number, -memory.nbytes()))
 
+    @property
+    def held(self) -> int:
+        """Bytes that are not freed yet."""
+        return sum(nbytes for _, nbytes in self._changes)
+
     def peak(self, kept: Iterable[Tensor] = ()) -> Peak:
         """Return the largest memory so far.
 

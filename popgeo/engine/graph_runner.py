@@ -45,11 +45,13 @@ class GraphRunner:
         runs: The graph that runs: the given one with fused operations.
         program: The calls that run.
         buffer_bytes: Memory that is allocated for values and inputs.
-        peak_bytes: `buffer_bytes`, and the most memory that torch allocates for results during a run.
+        copied_bytes: The most memory that torch allocates for results during a run.
+        peak_bytes: `buffer_bytes` and `copied_bytes`.
         constant_bytes: Memory of constants, and of values and copies that are kept until a weight changes.
     """
 
     constant_bytes = 0
+    copied_bytes: int
     _first: "GraphRunner | None" = None
     _weights_changed: Callable[[], bool]
 
@@ -83,7 +85,8 @@ class GraphRunner:
         self.program = BoundProgram(self.runs, tensors, new if follows_inputs else (), check, pauses)
         self._follows = self.program.follows or [False] * len(new)
         self._outputs = [None if v is None else tensors[v] for v in self.runs.outputs]
-        self.peak_bytes = self.buffer_bytes + self.program.copied_bytes
+        self.copied_bytes = max(self.program.copied_bytes, 0 if self._first is None else self._first.copied_bytes)
+        self.peak_bytes = self.buffer_bytes + self.copied_bytes
         self.constant_bytes += storage_bytes((*graph.constants.values(), *late.constants.values()))
         # Torch records no gradients of these tensors, but it needs longer to find that out.
         self._around = torch._C._AutoDispatchBelowAutograd if self.program.in_torch else contextlib.nullcontext

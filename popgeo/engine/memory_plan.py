@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,7 +15,8 @@ from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.engine import out_variants
 
 _ALIGNMENT = 64
-_RESERVED_FROM = 2**20  # smaller buffers take no address space worth saving
+_MAPPED_FROM = 2**20
+_NO_RESERVE = {"linux": 0x4000, "darwin": 0x40}  # MAP_NORESERVE, which Python's mmap does not name before 3.13
 
 
 class PlannedMemory:
@@ -28,11 +30,10 @@ class PlannedMemory:
         self.sizes: list[int] = []
 
     def buffer(self, nbytes: int) -> Tensor:
-        """Return a buffer at addresses of its own, which nothing may read or write. uint8 [nbytes]"""
-        unreserved = getattr(mmap, "MAP_NORESERVE", 0)
-        if nbytes < _RESERVED_FROM or not unreserved:
+        """Return a buffer at addresses of its own, which nothing may read or write. The result is uint8 [nbytes]."""
+        if nbytes < _MAPPED_FROM or sys.platform not in _NO_RESERVE:
             return torch.empty(nbytes, dtype=torch.uint8)  # most systems give memory at the first write
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE[sys.platform]
         return torch.frombuffer(mmap.mmap(-1, nbytes, flags=flags), dtype=torch.uint8)
 
     def like(self, tensor: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def is_planned() -> bool:
 
 
 def new_buffer(nbytes: int) -> Tensor:
-    """Return an empty buffer in new memory. uint8 [nbytes]"""
+    """Return an empty buffer in new memory. The result is uint8 [nbytes]."""
     memory = _planned.get()
     if memory is None:
         return torch.empty(nbytes, dtype=torch.uint8)

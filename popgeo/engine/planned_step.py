@@ -15,7 +15,6 @@ from popgeo.engine.memory_plan import planned_memory, storage_bytes
 from popgeo.engine.optimizer.update_memory import compiled_update, eager_update
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_recipe import Recipe
-from popgeo.engine.step_runner import StepRunner
 from popgeo.filter_choice import parts_with_filters
 
 
@@ -45,12 +44,12 @@ class BytesByKind:
         return sum(asdict(self).values())
 
 
-def filter_bytes(module: nn.Module) -> int:
-    """Return the most bytes for the check of filters on grids, which follows changes of the weights."""
+def _filter_memory(module: nn.Module) -> tuple[int, int]:
+    """Return the bytes that the check of filters on grids keeps, and the most that it takes; it follows the weights."""
     with Allocations() as made:
         for part in parts_with_filters(module):
             part.refine_filters()
-    return made.peak().nbytes
+    return made.held, made.peak().nbytes
 
 
 def compiled_use(recipe: Recipe, arguments: Arguments) -> tuple[BytesByKind, Any]:
@@ -64,20 +63,22 @@ def compiled_use(recipe: Recipe, arguments: Arguments) -> tuple[BytesByKind, Any
         DynamicShapeError: a shape depends on data.
         ValueError: the step cannot be compiled; see `bind_step`.
     """
-    most = filter_bytes(recipe.module) if recipe.optimizer is not None else 0
+    kept, most = _filter_memory(recipe.module)
+    most = 0 if recipe.optimizer is None else most - kept  # weights that stay are checked before the step has memory
     with planned_memory() as memory:
         bound = bind_step(recipe, arguments, Replicas.of_this_process(recipe.options.replication_factor))
         runner = bound.on_processor
-        assert isinstance(runner, StepRunner) and isinstance(runner.usual, GraphRunner)
-    step, program, update = bound.step, runner.usual, runner.update
+        program = runner.usual
+    assert isinstance(program, GraphRunner), "the default backend"
+    step, update = bound.step, runner.update
     inputs = sum(step.graph.values[v].nbytes for v in step.graph.inputs_of(Role.ARGUMENT).values())
     returned = [step.graph.values[v].nbytes for v in step.graph.outputs[: step.num_returned] if v is not None]
-    weights = storage_bytes((*recipe.module.parameters(), *recipe.module.buffers())) + program.constant_bytes
-    most, of_update = max(most, program.program.copied_bytes), {}
+    weights = storage_bytes((*recipe.module.parameters(), *recipe.module.buffers())) + kept + program.constant_bytes
+    most, of_update = max(most, program.copied_bytes), {}
     if update is not None:
-        own = compiled_update(update)
+        own = compiled_update(update, most)
         of_update = {"optimizer_state": own.state, "gradients": update.gradient_bytes}
-        weights, most = weights + update.joined_bytes, max(most, own.most)
+        weights, most = weights + update.joined_bytes, own.most
     use = BytesByKind(
         weights=weights,
         activations=sum(memory.sizes) - inputs,
@@ -98,12 +99,13 @@ def eager_use(recipe: Recipe, arguments: Arguments, step: Any) -> BytesByKind:
     """
     casting = None if recipe.autocast is None else torch.autocast("cpu", dtype=recipe.autocast)
     peak = eager_peak(recipe.function, arguments, step, casting)
-    kept = {"weights": storage_bytes((*recipe.module.parameters(), *recipe.module.buffers()))}
+    of_filters, checked = _filter_memory(recipe.module)
+    kept = {"weights": storage_bytes((*recipe.module.parameters(), *recipe.module.buffers())) + of_filters}
     kept["batch"] = storage_bytes(arguments.tensors)
     activations = peak.by_phase.get("forward", 0)
     during = {"activations": activations, "gradients": peak.kept, "workspace": peak.nbytes - activations - peak.kept}
-    if (checked := filter_bytes(recipe.module)) > peak.nbytes:
-        during = {"activations": 0, "gradients": 0, "workspace": checked}
+    if checked - of_filters > peak.nbytes:
+        during = {"activations": 0, "gradients": 0, "workspace": checked - of_filters}
     if recipe.optimizer is not None:
         update = eager_update(recipe.optimizer)
         kept["optimizer_state"] = update.state

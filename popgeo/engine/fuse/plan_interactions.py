@@ -52,7 +52,8 @@ def eager_workspace(target: str, args: Sequence[Any]) -> int:
     if target not in (FORWARD, BACKWARD, SECOND) or not interaction_call.is_served():
         return 0
     with unset_fake_temporarily():
-        call = InteractionCall(*(_alike(one) if isinstance(one, Tensor) else one for one in args[:NUM_ARGUMENTS]))
+        given: list[Any] = [_alike(one) if isinstance(one, Tensor) else one for one in args[:NUM_ARGUMENTS]]
+        call = InteractionCall(*given)
         return call.workspace_bytes(is_second=target == SECOND) if call.is_served() else 0
 
 
@@ -85,7 +86,6 @@ def _is_served(uses: DefUse, op: Op) -> bool:
 
 def _stand_in(op: Op, uses: DefUse) -> InteractionCall:
     """Return the call with stand-in tensors, which have a shape and a type but almost no memory."""
-
     return InteractionCall(*substitute(op.args[:NUM_ARGUMENTS], lambda v: _alike(uses.graph.values[v])))
 
 

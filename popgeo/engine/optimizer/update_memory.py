@@ -49,13 +49,18 @@ def eager_update(optimizer: Optimizer) -> UpdateMemory:
     return _without_values(on)
 
 
-def compiled_update(update: Update) -> UpdateMemory:
-    """Return the memory of a compiled step's updates: of the first, the second, which captures it, and later ones."""
+def compiled_update(update: Update, of_call: int) -> UpdateMemory:
+    """Return the memory of a compiled step's updates: of the first, the second, which captures it, and later ones.
+
+    Args:
+        update: The update.
+        of_call: The most bytes of other tensors during a call before the update, while later updates keep theirs.
+    """
 
     def on(device: str) -> UpdateMemory:
         worker = update.over_stand_ins(device)
         worker.begin(0, 0)
-        most = [_peak_of(worker, worker.step_once)]
+        most = [of_call, _peak_of(worker, worker.step_once)]
         if isinstance(worker, FlatWorker):
             coming = ComingUpdates(worker)
             most.append(_peak_of(worker, lambda: coming.next(settings_of(worker.optimizer))))
@@ -64,9 +69,9 @@ def compiled_update(update: Update) -> UpdateMemory:
                 with planned_memory() as memory:
                     given = {one: memory.like(tensor) for one, tensor in worker.tensors().items()}
                     runner = GraphRunner(replace(captured.graph, outputs=()), given)
-                most.append(sum(memory.sizes) + runner.program.copied_bytes)
+                most.append(sum(memory.sizes) + max(of_call, runner.copied_bytes))
         else:  # the optimizer gets copies of the gradients
-            most[0] += storage_bytes(update.totals())
+            most[1] += storage_bytes(update.totals())
         return UpdateMemory(state=storage_bytes(_state_of(worker)), most=max(most))
 
     return _without_values(on)
