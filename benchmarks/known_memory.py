@@ -6,7 +6,7 @@
 A pair's prediction is `popgeo.memory`, from the sizes of a batch. Its measurement is the most bytes that torch's
 allocator holds while a step is compiled and called, or runs in eager mode, with weights, optimizer state and batch.
 
-Runs choose their batch by `FixedSizeOptions.tune(memory=...)`, with 98 % of a memory drawn at random. Five processes
+Runs choose their batch by `FixedSizeOptions.tune(memory=...)`, with 98 % of a memory drawn at random. Ten processes
 then get a limit (`RLIMIT_DATA`) above the present size of Python, torch and the dataset, of which the step needs 98 %.
 They compile the step and train. As a check of the check, one more process gets 70 % of the needed memory and must fail.
 """
@@ -43,7 +43,7 @@ from popgeo.quantity import quantity
 
 GOALS = {"compiled": 0.02, "eager": 0.10}
 CALLS = 8
-LIMIT, TOO_SMALL, REPEATS = 0.98, 0.70, 5
+LIMIT, TOO_SMALL, REPEATS = 0.98, 0.70, 10
 _MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
@@ -276,7 +276,7 @@ def main() -> int:
     torch.manual_seed(0)
     if options.runs:
         give_back_freed_memory()
-        return int(run_close_to_limits(options.runs, 30_000_000, 120_000_000) > 0)
+        return int(run_close_to_limits(options.runs, 25_000_000, 60_000_000) > 0)
     names = ("GIN, training", "PaiNN, forces") if options.quick else tuple(CASES)
     worst = compare({name: CASES[name] for name in names}, SHAPES[2:3] if options.quick else SHAPES)
     for way, goal in GOALS.items():

@@ -92,7 +92,8 @@ def memory(
             arguments of a call from the sizes. Default: the model's own `example_batch(sizes)`, as
             `popgeo.potentials` has it, or an atom with `z` and `pos`.
         forces: Whether a model of energies returns forces, too, as in `popgeo.Predictor`.
-        options: Options of the step. Default: `StepOptions()`.
+        options: Options of the step. If a call has several micro-batches, `sizes` is a batch of the loader. Default:
+            `StepOptions()`.
         autocast: Type of the forward pass; see `compile_step`.
 
     Raises:
@@ -109,6 +110,11 @@ def memory(
         SchNet, prediction of a batch of 200 nodes, 0 edges, 12 graphs
     """
     function = require_module(model)
+    if isinstance(sizes, FixedSizeOptions) and options is not None and options.batch_factor > 1:
+        raise ValueError(
+            f"A call has {options.batch_factor} micro-batches, and the sizes are of one. Pass a batch of a loader with "
+            "options=options in place of the sizes."
+        )
     args, kwargs = _call_of(model, sizes, example)
     if forces:
         if optimizer is not None:

@@ -83,6 +83,19 @@ def test_forces_need_more_than_energies_and_training_more_than_a_prediction():
         popgeo.memory(model, sizes, adam(model), forces=True)
 
 
+def test_micro_batches_share_the_memory_of_a_step_and_their_gradients_have_a_sum():
+    model, options = Gap(), popgeo.StepOptions(gradient_accumulation=3)
+    choices = {"fixed_size_options": SIZES, "fixed_size_strategy": "Window"}
+    one, three = (next(iter(popgeo.FixedSizeDataLoader(GRAPHS, **choices, options=o))) for o in (None, options))
+    alone = popgeo.memory(model, one, adam(model))
+    found = popgeo.memory(model, three, adam(model), options=options)
+    assert found.compiled.gradients == 2 * alone.compiled.gradients
+    assert found.compiled.activations == alone.compiled.activations
+    assert found.eager.activations == alone.eager.activations
+    with pytest.raises(ValueError, match="A call has 3 micro-batches, and the sizes are of one"):
+        popgeo.memory(model, SIZES, adam(model), example=GRAPHS[0], options=options)
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "ASGD", "Adafactor"])
 def test_the_state_of_an_optimizer_is_known_before_its_first_step(name):
     model = nn.Linear(40, 30)

@@ -10,10 +10,12 @@ from popgeo.capture.arguments import Arguments
 from popgeo.capture.op_graph import Role
 from popgeo.engine.bind_step import bind_step
 from popgeo.engine.eager_memory import Allocations, eager_peak
+from popgeo.engine.gradient_accumulation import micro_batch
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.memory_plan import planned_memory, storage_bytes
 from popgeo.engine.optimizer.update_memory import compiled_update, eager_update
 from popgeo.engine.replicas import Replicas
+from popgeo.engine.step_options import OutputMode
 from popgeo.engine.step_recipe import Recipe
 from popgeo.filter_choice import parts_with_filters
 
@@ -53,7 +55,7 @@ def _filter_memory(module: nn.Module) -> tuple[int, int]:
 
 
 def compiled_use(recipe: Recipe, arguments: Arguments) -> tuple[BytesByKind, Any]:
-    """Return the memory of a compiled step, and the captured step. Nothing runs, and no memory is written.
+    """Return the memory of a compiled step, and the captured step. The step does not run, and its memory stays unused.
 
     Args:
         recipe: The step, for this library's executor.
@@ -73,6 +75,9 @@ def compiled_use(recipe: Recipe, arguments: Arguments) -> tuple[BytesByKind, Any
     step, update = bound.step, runner.update
     inputs = sum(step.graph.values[v].nbytes for v in step.graph.inputs_of(Role.ARGUMENT).values())
     returned = [step.graph.values[v].nbytes for v in step.graph.outputs[: step.num_returned] if v is not None]
+    returns_all = recipe.options.chosen_output_mode(trains=update is not None) is not OutputMode.FINAL
+    if returns_all and recipe.options.batch_factor > 1:  # a call keeps the results of each micro-batch, then joins them
+        returned = returned * 2 * recipe.options.batch_factor
     weights = storage_bytes((*recipe.module.parameters(), *recipe.module.buffers())) + kept + program.constant_bytes
     most, of_update = max(most, program.copied_bytes), {}
     if update is not None:
@@ -94,14 +99,16 @@ def eager_use(recipe: Recipe, arguments: Arguments, step: Any) -> BytesByKind:
 
     Args:
         recipe: The step.
-        arguments: Arguments of a call.
+        arguments: Arguments of a call; each of its micro-batches has its own forward and backward pass.
         step: The captured step.
     """
+    given = storage_bytes(arguments.tensors)
+    arguments = arguments.with_tensors(micro_batch(arguments.tensors, 0, recipe.options.batch_factor))
     casting = None if recipe.autocast is None else torch.autocast("cpu", dtype=recipe.autocast)
     peak = eager_peak(recipe.function, arguments, step, casting)
     of_filters, checked = _filter_memory(recipe.module)
     kept = {"weights": storage_bytes((*recipe.module.parameters(), *recipe.module.buffers())) + of_filters}
-    kept["batch"] = storage_bytes(arguments.tensors)
+    kept["batch"] = given
     activations = peak.by_phase.get("forward", 0)
     during = {"activations": activations, "gradients": peak.kept, "workspace": peak.nbytes - activations - peak.kept}
     if checked - of_filters > peak.nbytes:
