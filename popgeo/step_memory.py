@@ -240,12 +240,16 @@ def most_within(limit: int, measure: Callable[[int], int], most: int) -> int:
     """
     known, fits, above, number = dict[int, int](), 0, most + 1, min(8, most)
     while above - fits > 1:
-        known[number] = measure(number)
+        known[number], width = measure(number), above - fits
         fits, above = (number, above) if known[number] <= limit else (fits, number)
-        first, *last = sorted(known, key=lambda one: abs(known[one] - limit))[:2]
-        rise = [(known[first] - known[one]) / (first - one) for one in last] or [known[first] / first]
-        guess = first + (limit - known[first]) // rise[0] if rise[0] > 0 else above
-        number = int(min(max(guess, fits + 1), above - 1))
+        if above not in known:
+            number = max(number * limit // max(known[number], 1), 2 * number)
+        elif 2 * (above - fits) > width:  # several numbers may have the same sizes
+            number = (fits + above) // 2
+        else:
+            low = known.get(fits, 0)
+            number = fits + (above - fits) * (limit - low) // (known[above] - low)
+        number = min(max(number, fits + 1), above - 1)
     if not fits:
         raise ValueError(
             f"A batch of one graph needs {quantity(known[1], 'B')} and the memory is {quantity(limit, 'B')}. Use fewer "

@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 import popgeo
 from popgeo import FixedSizeOptions
 from popgeo.nn import GIN, PaiNN, mse_loss
+from popgeo.step_memory import most_within
 
 GRAPHS = [Data(x=torch.ones(3 + i % 5, 4), y=torch.ones(1, 1)) for i in range(200)]
 for one in GRAPHS:
@@ -134,6 +135,23 @@ def test_the_largest_batch_that_fits_is_found():
         FixedSizeOptions.tune(GRAPHS, memory="1 kB", model=model, optimizer=optimizer)
     with pytest.raises(ValueError, match="pass the step's model, too"):
         FixedSizeOptions.tune(GRAPHS, memory="1 kB")
+
+
+@pytest.mark.parametrize("step", [1, 7, 400])
+@pytest.mark.parametrize("fixed", [0, 900_000])
+@pytest.mark.parametrize("largest", [1, 2, 113, 4_999, 5_000])
+def test_a_few_measurements_find_the_largest_number_also_if_many_numbers_have_one_size(step, fixed, largest):
+    asked = list[int]()
+
+    def needed(number: int) -> int:
+        asked.append(number)
+        return fixed + 1000 * (number // step)
+
+    limit = needed(largest)
+    found = most_within(max(limit, 1), needed, most=5_000)
+    assert needed(found) <= limit
+    assert found == 5_000 or needed(found + 1) > limit
+    assert len(asked) < 30
 
 
 def test_a_model_with_other_attributes_asks_for_an_example():
