@@ -8,62 +8,30 @@ gradients of the weights.
 """
 
 import argparse
-import weakref
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
 from models import CUTOFF, MAX_NUM_NODES, K, KnownEdges, packed_batch
 from timing import one_thread
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from popgeo import ipu
 from popgeo.command_line import run
+from popgeo.engine.eager_memory import Allocations
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.nn import KNNInteractionGraph, SchNet, mse_loss
 
 GOAL = 1 / 3
 
 
-class PeakMemory(TorchDispatchMode):
-    """A counter of the bytes in all storages made by operations and not yet freed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known = weakref.WeakKeyDictionary[Any, int]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in before:
-                self._follow(tensor.untyped_storage())
-        return result
-
-    def _follow(self, storage: torch.UntypedStorage) -> None:
-        if storage in self._known:
-            return
-        size = storage.nbytes()
-        self._known[storage] = size
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._free, size)
-
-    def _free(self, size: int) -> None:
-        self.now -= size
-
-
 def eager_peak(model: nn.Module, step: Callable[[], Tensor]) -> int:
     """Return the peak bytes of the second of two steps."""
     for _ in range(2):
         model.zero_grad(set_to_none=True)
-        with PeakMemory() as memory:
+        with Allocations() as made:
             step().backward()
-    return memory.peak
+    return made.peak().nbytes
 
 
 class Step(nn.Module):

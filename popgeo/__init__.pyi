@@ -54,6 +54,7 @@ from popgeo.ops import ScatterPlan as ScatterPlan
 from popgeo.ops import cfconv as cfconv
 from popgeo.ops import gather as gather
 from popgeo.ops import scatter as scatter
+from popgeo.step_memory import memory as memory
 
 __all__: list[str]
 __version__: str

@@ -2,7 +2,9 @@
 
 import re
 
-from popgeo.quantity import quantity
+import pytest
+
+from popgeo.quantity import bytes_of, quantity
 from tests.conftest import REPOSITORY
 
 
@@ -26,3 +28,25 @@ def test_no_part_of_the_package_or_its_pages_counts_bytes_in_two_ways():
         if re.search(r"\b[KMG]iB\b", path.read_text()) and path.parent.name != "notebooks"
     ]
     assert set(binary) <= allowed
+
+
+def test_a_memory_is_read_in_any_notation():
+    texts = {
+        "12 GB": 12e9,
+        "12gb": 12e9,
+        "1,500 kB": 1.5e6,
+        "0.5 TB": 5e11,
+        "2 GiB": 2 * 2**30,
+        "7 B": 7,
+        "1_000 MB": 1e9,
+    }
+    assert {text: bytes_of(text) for text in texts} == texts
+    assert (bytes_of(3.0), bytes_of(2**40)) == (3, 2**40)
+
+
+@pytest.mark.parametrize(
+    "size", ["12", "12 G", "GB", "-1 GB", "1.2.3 GB", "12 Gb/s", 0, -1.0, "0 B", True, float("nan")]
+)
+def test_what_is_no_memory_is_refused(size):
+    with pytest.raises(ValueError, match=r"The memory is .*; (pass a number of bytes|it must be more than 0)"):
+        bytes_of(size)

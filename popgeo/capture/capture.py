@@ -67,7 +67,7 @@ def capture(
     fake_mode.cache_enabled = False  # the recorder knows layouts itself
     placed: dict[Input, Tensor] = {one: fake_of(fake_mode, own, one.name in trained) for one, own in state.items()}
     scale = fake_of(fake_mode, torch.empty(()), False) if loss_scaling is None and trained else None
-    inputs = _stand_ins(fake_mode, arguments)
+    inputs = stand_ins(fake_mode, arguments)
     recorder.page.add_inputs({**placed, **({} if scale is None else {LOSS_SCALE: scale}), **inputs})
     recorder.view_storages = _storages_of_views(inputs.values(), arguments.tensors)
     by_id = {id(tensor): placed[one] for one, tensor in state.items()}
@@ -120,7 +120,7 @@ def capture(
     )
 
 
-def _stand_ins(mode: FakeTensorMode, arguments: Arguments) -> dict[Input, Tensor]:
+def stand_ins(mode: FakeTensorMode, arguments: Arguments) -> dict[Input, Tensor]:
     """Return an empty tensor in new memory for each tensor of a call.
 
     Raises:

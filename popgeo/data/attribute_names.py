@@ -1,7 +1,21 @@
-"""Names of attributes: the level of each, the names that a batch makes, and the names that padding fills with zeros."""
+"""Names of attributes: the level of each, the names that a batch makes, and the values of padding."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from torch_geometric.transforms.pad import Padding
+
+
+class FillValues(TypedDict, total=False):
+    """The values of padding and the rows of graph attributes, as arguments of `FixedSizeOptions`."""
+
+    node_pad_value: "float | Padding | None"
+    edge_pad_value: "float | Padding | None"
+    graph_pad_value: "float | Padding | None"
+    pad_graph_defaults: Mapping[str, Any] | None
+    num_rows: Mapping[str, int] | None
+
 
 SPLIT_MASKS = ("train_mask", "val_mask", "test_mask")
 """Masks of the nodes of a split."""

@@ -4,12 +4,13 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from popgeo.data.attribute_names import NEVER_PADDED, PADDED_WITH
+from popgeo.data.attribute_names import NEVER_PADDED, PADDED_WITH, FillValues
 from popgeo.data.axes import GRAPHS, Axis, Level, StoreKey
 from popgeo.data.flat_store import FlatStore
 from popgeo.data.open_dataset import OpenDataset
@@ -20,16 +21,6 @@ from popgeo.packing import tune
 if TYPE_CHECKING:
     from torch_geometric.transforms.pad import Padding
     from typing_extensions import Self, Unpack
-
-
-class FillValues(TypedDict, total=False):
-    """The values of padding and the rows of graph attributes, as arguments of `FixedSizeOptions`."""
-
-    node_pad_value: "float | Padding | None"
-    edge_pad_value: "float | Padding | None"
-    graph_pad_value: "float | Padding | None"
-    pad_graph_defaults: Mapping[str, Any] | None
-    num_rows: Mapping[str, int] | None
 
 
 @names_arguments
@@ -237,8 +228,11 @@ class FixedSizeOptions:
     def tune(
         cls,
         dataset: Any,
-        target_graphs: float,
+        target_graphs: float | None = None,
         *,
+        memory: str | float | None = None,
+        model: Any = None,
+        optimizer: Any = None,
         align: int = 8,
         cost: tuple[float, ...] | None = None,
         verbose: bool = True,
@@ -248,15 +242,17 @@ class FixedSizeOptions:
 
         Args:
             dataset: A dataset, as `FixedSizeDataLoader` takes it.
-            target_graphs: Real graphs of a batch, on average.
+            target_graphs: Real graphs of a batch, on average. Default, with `memory`: the most that fit.
+            memory: Bytes for the compiled step, or a text such as `"12 GB"`; see `popgeo.memory`.
+            model: The model of that step.
+            optimizer: The optimizer of that step. Default: none, for predictions.
             align: Divisor of the nodes and of the edges of a batch. Default: 8.
             cost: Cost of a node and of an edge, (a, b) in `a * nodes + b * edges`. Default: see `popgeo.packing.tune`.
             verbose: Whether to print the choice with its reason, and to show a bar after one second.
-            values: Values of padding and `num_rows`, as for `FixedSizeOptions`. Default of `num_rows`: the rows that
-                the graphs with the most rows need together.
+            values: Values of padding and `num_rows`, as for `FixedSizeOptions`.
 
         Raises:
-            ValueError: see `popgeo.packing.tune`.
+            ValueError: see `popgeo.packing.tune`; one graph needs more memory, or `memory` or `model` is missing.
 
         Example:
             >>> from torch_geometric.data import Data
@@ -268,11 +264,15 @@ class FixedSizeOptions:
         bar = None if verbose else False
         opened = OpenDataset.of(dataset, progress_bar=bar)
         store, sizes = opened.store, opened.sizes.values
+        if target_graphs is None:
+            import popgeo  # the whole package, since a step is above the data of its batches
+
+            tuned = partial(cls.tune, dataset, align=align, cost=cost, verbose=False, **values)
+            target_graphs = popgeo.step_memory.graphs_within(memory, dataset, tuned, len(sizes), model, optimizer)
         split = len(store.node_types)
         shape = tune(sizes, target_graphs, align=align, cost=cost, num_node_dims=split, progress_bar=bar)
         if verbose:
-            labels = [axis.label for axis in store.size_axes]
-            print(re.sub(r"\bsize_(\d+)", lambda found: labels[int(found[1])], shape.reason))
+            print(re.sub(r"\bsize_(\d+)", lambda found: store.size_axes[int(found[1])].label, shape.reason))
         found = cls.from_sizes(store, shape.slots, shape.num_graphs, **values)
         return found.with_rows_for(store, each_once=True) if opened.holds_all else found
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.expand import expand
-from popgeo.capture.marks import empty_like, marks_of
+from popgeo.capture.marks import marks_of
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value
 from popgeo.capture.operations import Out, operation_of
 from popgeo.capture.passes import fold_constants, is_random, new_storages, with_ops
@@ -20,7 +20,7 @@ from popgeo.engine.fuse.join_chains import describe_joined, join_chains
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
 from popgeo.engine.fuse.reassociate import reassociate
 from popgeo.engine.fuse.sums_in_order import sums_in_order
-from popgeo.engine.memory_plan import place_values
+from popgeo.engine.memory_plan import is_planned, new_buffer, place_values, storage_bytes, view_of
 from popgeo.engine.optimizer.joined_memory import copier
 from popgeo.engine.program.bound_program import BoundProgram
 from popgeo.engine.program.torch_call import OWN_CALLS, Call
@@ -47,9 +47,13 @@ class GraphRunner:
         runs: The graph that runs: the given one with fused operations.
         program: The calls that run.
         buffer_bytes: Memory that is allocated for values and inputs.
-        peak_bytes: `buffer_bytes`, and the most memory that torch allocates for results during a run.
+        copied_bytes: The most memory that torch allocates for results during a run.
+        peak_bytes: `buffer_bytes` and `copied_bytes`.
+        constant_bytes: Memory of constants, and of values and copies that are kept until a weight changes.
     """
 
+    constant_bytes = 0
+    copied_bytes: int
     _first: "GraphRunner | None" = None
     _weights_changed: Callable[[], bool]
 
@@ -77,7 +81,7 @@ class GraphRunner:
         values = self.graph.values
         given |= {v: tensor.detach() for v, tensor in late.constants.items()}
         new = [v for one, v in graph.inputs.items() if one not in state]
-        self._inputs = [empty_like(values[v]) for v in new]
+        self._inputs = [view_of(new_buffer(values[v].end), 0, values[v]) for v in new]
         given |= dict(zip(new, self._inputs, strict=True))
         self.runs = self._with_copies(self._place_outputs(places or {}, given), given)
         # The check reads the operands after the operation, so no result may overwrite them.
@@ -87,7 +91,9 @@ class GraphRunner:
         self.program = BoundProgram(self.runs, tensors, new if follows_inputs else (), check, pauses)
         self._follows = self.program.follows or [False] * len(new)
         self._outputs = [None if v is None else tensors[v] for v in self.runs.outputs]
-        self.peak_bytes = self.buffer_bytes + self.program.copied_bytes
+        self.copied_bytes = max(self.program.copied_bytes, 0 if self._first is None else self._first.copied_bytes)
+        self.peak_bytes = self.buffer_bytes + self.copied_bytes
+        self.constant_bytes += storage_bytes((*graph.constants.values(), *late.constants.values()))
         # Torch records no gradients of these tensors, but it needs longer to find that out.
         self._around = torch._C._AutoDispatchBelowAutograd if self.program.in_torch else contextlib.nullcontext
 
@@ -122,7 +128,9 @@ class GraphRunner:
         self._first = GraphRunner(first, state, dict(enumerate(made)))
         weights = [given[v] for v in first.inputs.values()]
         self._weights_changed = copier(weights, [weight.detach().clone() for weight in weights])
-        self._first.run(())
+        self.constant_bytes = storage_bytes(weights)
+        if not is_planned():
+            self._first.run(())
         return rest
 
     def describe(self) -> tuple[str, str]:

@@ -1,7 +1,11 @@
 """Places the values of a graph in memory that is allocated once; values reuse the memory of values no longer needed."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+import mmap
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -11,6 +15,65 @@ from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.engine import out_variants
 
 _ALIGNMENT = 64
+_MAPPED_FROM = 2**20
+_NO_RESERVE = {"linux": 0x4000, "darwin": 0x40}  # MAP_NORESERVE, which Python's mmap does not name before 3.13
+
+
+class PlannedMemory:
+    """The memory of programs that are planned and never run: addresses, to which the system gives no memory.
+
+    Attributes:
+        sizes: Bytes of each buffer that the programs would allocate.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def buffer(self, nbytes: int) -> Tensor:
+        """Return a buffer at addresses of its own, which nothing may read or write. The result is uint8 [nbytes]."""
+        if nbytes < _MAPPED_FROM or sys.platform not in _NO_RESERVE:
+            return torch.empty(nbytes, dtype=torch.uint8)  # most systems give memory at the first write
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE[sys.platform]
+        return torch.frombuffer(mmap.mmap(-1, nbytes, flags=flags), dtype=torch.uint8)
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the same layout, at addresses of its own."""
+        nbytes = max(tensor.untyped_storage().nbytes(), tensor.itemsize)
+        return self.buffer(nbytes).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
+_planned: ContextVar[PlannedMemory | None] = ContextVar("memory of a program that never runs", default=None)
+
+
+@contextmanager
+def planned_memory() -> Iterator[PlannedMemory]:
+    """Plan the memory of the programs that the block makes, instead of allocating it.
+
+    Example:
+        >>> with planned_memory() as memory:
+        ...     buffer = new_buffer(2**20)
+        >>> memory.sizes, len(buffer)
+        ([1048576], 1048576)
+    """
+    token = _planned.set(memory := PlannedMemory())
+    try:
+        yield memory
+    finally:
+        _planned.reset(token)
+
+
+def is_planned() -> bool:
+    """Return whether programs are only planned here, so that they cannot run."""
+    return _planned.get() is not None
+
+
+def new_buffer(nbytes: int) -> Tensor:
+    """Return an empty buffer in new memory. The result is uint8 [nbytes]."""
+    memory = _planned.get()
+    if memory is None:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    memory.sizes.append(nbytes)
+    return memory.buffer(nbytes)
 
 
 def place_values(
@@ -57,7 +120,7 @@ def _take_buffer(nbytes: int, free: list[Tensor], buffers: list[Tensor]) -> Tens
     if fitting:
         return free.pop(-min(fitting)[1])
     size = max(_ALIGNMENT, math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT)
-    buffers.append(torch.empty(size, dtype=torch.uint8))
+    buffers.append(new_buffer(size))
     return buffers[-1]
 
 
@@ -77,6 +140,17 @@ def _reusable_operand(graph: OpGraph, op: Op, value: Value, ending: Set[int], sp
         if fits and operand.storage in ending and only_view and spans[operand.storage] == spans[value.storage]:
             return operand.storage
     return None
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the memory of tensors; shared memory counts once.
+
+    Example:
+        >>> x = torch.ones(4)
+        >>> storage_bytes([x, x[:2], torch.ones(1)])
+        20
+    """
+    return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors}.values())
 
 
 def storage_spans(values: Iterable[Value]) -> dict[int, int]:

@@ -268,10 +268,13 @@ def _is_exact(networks: FilterNetworks, num_points: int, dtype: torch.dtype) -> 
 
 def _slopes(table: Tensor) -> Tensor:
     """Compute finite-difference slopes at each row of a table, times the row spacing, from eleven rows each."""
-    rows, factors = table.unfold(0, STENCIL, 1), _factors_of_slopes().to(table)  # [num_points - 10, channels, 11]
-    half = STENCIL // 2
-    ends = factors[:half] @ rows[0].T, factors[half + 1 :] @ rows[-1].T
-    return torch.cat([ends[0], rows @ factors[half], ends[1]])
+    factors, half, count = _factors_of_slopes().to(table), STENCIL // 2, len(table) - STENCIL + 1
+    ends = factors[:half] @ table[:STENCIL], factors[half + 1 :] @ table[-STENCIL:]
+    # A product with a window of each row would copy all windows, eleven times the table.
+    inner = torch.zeros_like(table[:count])
+    for place, factor in enumerate(factors[half].tolist()):
+        inner.add_(table[place : place + count], alpha=factor)
+    return torch.cat([ends[0], inner, ends[1]])
 
 
 @functools.cache

@@ -176,11 +176,15 @@ class InteractionCall:
         spacing = self.cutoff / (self.table.shape[0] - 1)
         return _pack_call(*pointers, *sizes, channels, self.half_list, along is not None, *types, num_threads, spacing)
 
-    def workspace(self, *, is_second: bool = False) -> Tensor:
-        """Allocate the working memory of a call. uint8."""
+    def workspace_bytes(self, *, is_second: bool = False) -> int:
+        """Return the bytes of the working memory of a call."""
         native = library.packed("popgeo_interaction_workspace")
         assert native is not None
-        return torch.empty(native(self.pack(along=(None,) * 3 if is_second else None)), dtype=torch.uint8)
+        return native(self.pack(along=(None,) * 3 if is_second else None))
+
+    def workspace(self, *, is_second: bool = False) -> Tensor:
+        """Allocate the working memory of a call. uint8."""
+        return torch.empty(self.workspace_bytes(is_second=is_second), dtype=torch.uint8)
 
 
 def interpolated(table: Tensor, r: Tensor, cutoff: float) -> Tensor:

@@ -13,6 +13,7 @@ from popgeo.plots.machine import agreement as agreement
 from popgeo.plots.machine import bsp_timeline as bsp_timeline
 from popgeo.plots.machine import cycles_by as cycles_by
 from popgeo.plots.machine import liveness as liveness
+from popgeo.plots.machine import memory_by_kind as memory_by_kind
 from popgeo.plots.machine import memory_by_tile as memory_by_tile
 from popgeo.plots.molecule import molecule as molecule
 from popgeo.plots.packing import batch_fill as batch_fill

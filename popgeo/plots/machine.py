@@ -1,6 +1,6 @@
 """Figures of a report on the machine: time, cycles, memory, and agreement with measurements.
 
-The tables come from `Report.to_frame`.
+The tables come from `Report.to_frame`, and the memory of a step on this computer from `popgeo.memory`.
 """
 
 from itertools import cycle
@@ -115,6 +115,36 @@ def memory_by_tile(categories: pd.DataFrame, *, limit: float | None = None, ax: 
         _limit(ax, limit)
         ax.set(xlabel="tile", ylabel="bytes at the tile's peak", title="Memory by tile", xlim=(0, len(categories)))
         ax.yaxis.set_major_formatter(BYTES)
+        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    return ax
+
+
+def memory_by_kind(table: pd.DataFrame, *, limit: float | None = None, ax: Axes | None = None) -> Axes:
+    """Draw the memory of a step as a bar per way to run it, divided into kinds.
+
+    Args:
+        table: A row per kind, and a column of bytes per way: `popgeo.memory(...).to_frame()`.
+        limit: Bytes of the memory, drawn as a dashed line.
+        ax: Axes to draw on. Default: a new figure.
+
+    Raises:
+        ValueError: the table has no column.
+
+    Example:
+        >>> table = pd.DataFrame({"compiled": [100, 50], "eager": [100, 300]}, index=["weights", "activations"])
+        >>> ax = memory_by_kind(table, limit=512)
+        >>> [label.get_text() for label in ax.get_yticklabels()]
+        ['compiled', 'eager']
+    """
+    if not len(table.columns):
+        raise ValueError("The table has no column; pass popgeo.memory(...).to_frame().")
+    kinds = table.T.rename(columns=lambda kind: str(kind).replace("_", " "))
+    with drawing(ax, size=(7.0, 1.6 + 0.5 * len(kinds))) as ax:
+        stacked(ax, kinds, dict(zip(kinds, PALETTE, strict=False)), [str(way) for way in kinds.index], height=0.6)
+        if limit is not None:
+            ax.axvline(limit, label=f"memory of {SHORT_BYTES(limit)}", **REFERENCE)
+        ax.set(xlabel="bytes when they are most", ylabel="", title="Memory of a step")
+        ax.xaxis.set_major_formatter(BYTES)
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     return ax
 

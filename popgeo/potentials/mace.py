@@ -14,12 +14,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch, Data
 from typing_extensions import Unpack
 
+from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.masks import MASKS
 from popgeo.potentials.edge_pairs import OPPOSITE, PairwiseLayers, note_opposite_edges, opposite_in_batch
 from popgeo.potentials.evaluator import Evaluator, EvaluatorArguments, places_in, with_unit_shift
@@ -28,6 +30,8 @@ from popgeo.potentials.tensor_product import SumOfProducts
 from popgeo.potentials.wrong_items import check_edges, require_names
 
 try:
+    from mace.data import AtomicData, Configuration
+    from mace.tools import AtomicNumberTable
     from mace.tools.torch_geometric import Batch as BatchOfMACE
 except ImportError as error:
     raise ImportError("popgeo.potentials.mace needs MACE: pip install mace-torch.") from error
@@ -146,6 +150,26 @@ def as_batch(batch: Batch, *, num_species: int) -> Any:
     return made
 
 
+def example_batch(model: Any, sizes: FixedSizeOptions) -> Any:
+    """Return a batch of two atoms and padding with these sizes, as `fixed_size_loader` makes it, without any data.
+
+    Args:
+        model: The model, with its cutoff and atomic numbers.
+        sizes: The sizes of the batch.
+    """
+    number, cutoff, like = int(model.atomic_numbers[0]), float(model.r_max), next(model.parameters())
+    places, before = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, cutoff / 2]]), torch.get_default_dtype()
+    pair = Configuration(np.array([number, number]), places, properties={}, property_weights={})
+    table = AtomicNumberTable(model.atomic_numbers.tolist())
+    torch.set_default_dtype(like.dtype)  # the type of MACE's data
+    try:
+        item = AtomicData.from_config(pair, z_table=table, cutoff=cutoff, heads=getattr(model, "heads", None))
+    finally:
+        torch.set_default_dtype(before)
+    counts: Any = {"num_nodes": sizes.num_nodes, "num_edges": sizes.num_edges, "batch_size": sizes.num_graphs}
+    return next(iter(fixed_size_loader([item], cutoff=cutoff, **counts)))
+
+
 def evaluator(model: Any, head: str | None = None, **kwargs: Unpack[EvaluatorArguments]) -> Evaluator:
     """Return an evaluator for a MACE model, with the model's cutoff and atomic numbers.
 
@@ -241,6 +265,10 @@ class TrainingStep(nn.Module):
         super().__init__()
         self.model, self.loss_fn = model, loss_fn if isinstance(loss_fn, RealMeanLoss) else RealMeanLoss(loss_fn)
         self.asked = {argument: bool(outputs.get(name)) for name, argument in _ARGUMENTS.items()}
+
+    def example_batch(self, sizes: FixedSizeOptions) -> dict[str, Tensor]:
+        """Return the arguments of a call for a batch with these sizes; see `example_batch` of this module."""
+        return example_batch(self.model, sizes).to_dict()
 
     def forward(self, **tensors: Tensor) -> Tensor:
         """Return the loss of a batch. The arguments are `**batch.to_dict()`.

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 from typing_extensions import Unpack
 
+from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.masks import MASKS
 from popgeo.potentials.edge_pairs import OPPOSITE, PairwiseLayers, note_opposite_edges, opposite_in_batch
 from popgeo.potentials.evaluator import Evaluator, EvaluatorArguments, places_in, with_unit_shift
@@ -163,6 +164,31 @@ def as_batch(batch: Batch) -> dict[str, Tensor]:
         if value.is_floating_point() and name not in _INPUTS:
             fields[name] = where_real(masks[get_field_type(name)], value, torch.nan)
     return fields
+
+
+def example_batch(model: Any, sizes: FixedSizeOptions) -> dict[str, Tensor]:
+    """Return a batch of two atoms and padding with these sizes, as `fixed_size_loader` makes it, without any data.
+
+    It has targets for energies, forces and stress.
+
+    Args:
+        model: The model, with its cutoff.
+        sizes: The sizes of the batch.
+    """
+    cutoff, real = float(model.metadata["r_max"]), torch.empty(0, dtype=torch.float64)
+    frame = {
+        "pos": real.new_tensor([[0.0, 0.0, 0.0], [0.0, 0.0, cutoff / 2]]),
+        "atom_types": torch.zeros(2, dtype=torch.int64),
+        "edge_index": torch.tensor([[0, 1], [1, 0]]),
+        "edge_cell_shift": real.new_zeros(2, 3),
+        "cell": 4 * cutoff * torch.eye(3).to(real)[None],
+        "pbc": torch.ones(1, 3, dtype=torch.bool),
+        "total_energy": real.new_zeros(1, 1),
+        "forces": real.new_zeros(2, 3),
+        "stress": real.new_zeros(1, 3, 3),
+    }
+    counts: Any = {"num_nodes": sizes.num_nodes, "num_edges": sizes.num_edges, "batch_size": sizes.num_graphs}
+    return next(iter(fixed_size_loader([frame], cutoff=cutoff, **counts)))
 
 
 def evaluator(model: Any, **kwargs: Unpack[EvaluatorArguments]) -> Evaluator:

@@ -123,6 +123,7 @@ MAY_IMPORT_EVERYTHING = {
     "compare_command",
     "demo",
     "inspect_command",
+    "step_memory",
     "testing",
     "train",
     "lightning",

@@ -141,6 +141,19 @@ def test_what_is_no_model_of_mace_is_told() -> None:
         in_one_pass(torch.nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_memory_of_a_step_is_known_before_any_data(dtype: torch.dtype) -> None:
+    step = TrainingStep(in_one_pass(small_mace().to(dtype)), LOSSES["weighted"].to(dtype))
+    optimizer = torch.optim.Adam(step.parameters())
+    torch.set_default_dtype(dtype)
+    known = popgeo.memory(step, popgeo.FixedSizeOptions(num_nodes=40, num_edges=700, num_graphs=6), optimizer)
+    batch = next(iter(fixed_size_loader(items(), **SIZES))).to_dict()
+    found = popgeo.memory(step, batch, optimizer)
+    assert (known.compiled, known.eager) == (found.compiled, found.eager)
+    compiled = popgeo.compile_step(step, optimizer, batch)
+    assert known.compiled.activations < compiled.bound.on_processor.usual.buffer_bytes < known.compiled.peak
+
+
 def test_the_step_is_captured_and_trains_as_eager_does() -> None:
     loader = fixed_size_loader(items(), **SIZES, shuffle=True)
     steps, losses = (

@@ -21,7 +21,14 @@ with warnings.catch_warnings():
     from nequip.train import EnergyForceStressLoss, EnergyForceStressMetrics
     from nequip.utils.global_state import set_global_state
 
-    from popgeo.potentials.nequip import FixedSizeLightningModule, evaluator, fixed_size_loader, in_one_pass, of_real
+    from popgeo.potentials.nequip import (
+        FixedSizeLightningModule,
+        evaluator,
+        example_batch,
+        fixed_size_loader,
+        in_one_pass,
+        of_real,
+    )
     from popgeo.potentials.padding import mean_over_real
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -151,6 +158,20 @@ class Step(torch.nn.Module):
         energy = (out["total_energy"] - batch["total_energy"]) / batch["num_atoms"][:, None]
         of_energy = mean_over_real(energy.square(), batch["graphs_mask"])
         return of_energy + mean_over_real((out["forces"] - batch["forces"]).square(), batch["nodes_mask"])
+
+
+def test_the_memory_of_a_step_is_known_before_any_data():
+    step = Step(small_nequip())
+    optimizer = torch.optim.Adam(step.parameters())
+    sizes = popgeo.FixedSizeOptions(num_nodes=40, num_edges=700, num_graphs=6)
+    known = popgeo.memory(step, sizes, optimizer, example=lambda sizes: example_batch(step.model, sizes))
+    batch = next(iter(fixed_size_loader(frames(), **SIZES)))
+    needed = ("pos", "atom_types", "edge_index", "edge_cell_shift", "cell", "total_energy", "forces", "batch")
+    assert {name: batch[name].shape for name in needed} == {
+        name: example_batch(step.model, sizes)[name].shape for name in needed
+    }
+    compiled = popgeo.compile_step(step, optimizer, batch)
+    assert known.compiled.activations < compiled.bound.on_processor.usual.buffer_bytes < known.compiled.peak
 
 
 def test_the_step_is_captured_and_trains_as_eager_does():

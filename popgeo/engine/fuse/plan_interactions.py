@@ -1,10 +1,12 @@
 """Gives interactions working memory, and leaves out gradients that nothing reads."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from popgeo.capture.op_graph import Op, OpGraph, Value, substitute
 from popgeo.capture.passes import drop_unused, new_storages, with_ops
@@ -32,12 +34,27 @@ def plan_interactions(graph: OpGraph) -> OpGraph:
         if op.target in (BACKWARD, SECOND):
             op = _without_unread_gradients(uses, op)
         if op.target in (FORWARD, BACKWARD, SECOND) and _is_served(uses, op):
-            nbytes = _stand_in(op, uses).workspace(is_second=op.target == SECOND).numel()
+            nbytes = _stand_in(op, uses).workspace_bytes(is_second=op.target == SECOND)
             memory = {"shape": (nbytes,), "stride": (1,), "offset": 0, "dtype": torch.uint8}
             values.append(Value(**memory, storage=next(storages), producer=None))  # type: ignore[arg-type]
             op = dataclasses.replace(op, outputs=(*op.outputs, len(values) - 1))
         ops.append(op)
     return drop_unused(with_ops(dataclasses.replace(graph, values=tuple(values)), ops, graph.outputs))
+
+
+def eager_workspace(target: str, args: Sequence[Any]) -> int:
+    """Return the bytes of working memory that an operation allocates in eager code, in addition to its results.
+
+    Args:
+        target: Name of the operation.
+        args: Its arguments; tensors may be stand-ins.
+    """
+    if target not in (FORWARD, BACKWARD, SECOND) or not interaction_call.is_served():
+        return 0
+    with unset_fake_temporarily():
+        given: list[Any] = [_alike(one) if isinstance(one, Tensor) else one for one in args[:NUM_ARGUMENTS]]
+        call = InteractionCall(*given)
+        return call.workspace_bytes(is_second=target == SECOND) if call.is_served() else 0
 
 
 def describe_interactions(joined: OpGraph) -> str:
@@ -69,12 +86,12 @@ def _is_served(uses: DefUse, op: Op) -> bool:
 
 def _stand_in(op: Op, uses: DefUse) -> InteractionCall:
     """Return the call with stand-in tensors, which have a shape and a type but almost no memory."""
+    return InteractionCall(*substitute(op.args[:NUM_ARGUMENTS], lambda v: _alike(uses.graph.values[v])))
 
-    def tensor(v: int) -> Tensor:
-        value = uses.graph.values[v]
-        return torch.empty(1, dtype=value.dtype).expand(value.shape)
 
-    return InteractionCall(*substitute(op.args[:NUM_ARGUMENTS], tensor))
+def _alike(of: Tensor | Value) -> Tensor:
+    """Return a tensor of the same shape and type in the memory of one element."""
+    return torch.empty(1, dtype=of.dtype).expand(of.shape)
 
 
 def _without_unread_gradients(uses: DefUse, op: Op) -> Op:

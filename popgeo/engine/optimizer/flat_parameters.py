@@ -70,6 +70,7 @@ class FlatParameters:
 
     Attributes:
         is_sharded: Whether the members exist in this process only, so that no other process has gradients for them.
+        is_joined: Whether `flat` is a copy of the members.
         flat: Flat parameter with the accumulated gradient.
         gradient: Gradient of one micro-batch. `gradient_views` are its pieces for the members.
         total: Gradient that an update applies: `gradient` itself, or a sum. `total_views` are its pieces.
@@ -87,10 +88,10 @@ class FlatParameters:
         part: tuple[int, int],
     ) -> None:
         self.group, self.members, self.is_sharded = group, list(members), is_sharded(members[0])
-        self._is_joined = len(members) > 1 or not is_dense(members[0])
+        self.is_joined = len(members) > 1 or not is_dense(members[0])
         # A single member keeps its shape: optimizers such as Adafactor look at rows and columns.
         data = torch.cat([p.detach().reshape(-1) for p in members]) if len(members) > 1 else members[0].detach()
-        self.flat = nn.Parameter(data.clone() if self._is_joined else data)
+        self.flat = nn.Parameter(data.clone() if self.is_joined else data)
         self.gradient = torch.zeros_like(self.flat.detach())
         dtype = total_type or self.gradient.dtype
         own = accumulates or dtype != self.gradient.dtype
@@ -116,7 +117,7 @@ class FlatParameters:
 
     def follow_memory(self) -> bool:
         """Use the present memory of the members. Return whether updates run in that memory and it has changed."""
-        if self._is_joined:
+        if self.is_joined:
             members, joined = [p.detach() for p in self.members], self._split(self.flat.detach())
             self.take_values, self.give_values = copier(members, joined), copier(joined, members)
             return False

@@ -10,10 +10,11 @@ from torch.optim import Optimizer
 
 from popgeo.capture.op_graph import OpGraph
 from popgeo.engine.loss_scaling import LossScale, LossScaling
+from popgeo.engine.memory_plan import storage_bytes
 from popgeo.engine.optimizer.capture_update import capture_later_update, capture_scaling
 from popgeo.engine.optimizer.choose_worker import choose_worker
 from popgeo.engine.optimizer.flat_parameters import flatten_groups, refuse_whole_tensors
-from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of
+from popgeo.engine.optimizer.gradient_scaling import GradientScaling, overflow_of, set_gradient
 from popgeo.engine.optimizer.joined_memory import overlap
 from popgeo.engine.optimizer.pairwise_sum import PairwiseSum
 from popgeo.engine.optimizer.precision import keep_types_when_loading
@@ -129,6 +130,16 @@ class Update:
         """Return the accumulated gradients, one tensor per flat parameter."""
         return [part.total for part in self._flat]
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients of a micro-batch, and of their sums if these have their own memory."""
+        return storage_bytes(tensor for part in self._flat for tensor in (part.gradient, part.total))
+
+    @property
+    def joined_bytes(self) -> int:
+        """Bytes of flat parameters that are copies of several parameters."""
+        return sum(part.flat.nbytes for part in self._flat if part.is_joined)
+
     def sharded(self) -> frozenset[str]:
         """Return the gradients that exist in this process only, by their names in a captured update."""
         return frozenset(f"{number}" for number, part in enumerate(self._flat) if part.is_sharded)
@@ -188,6 +199,13 @@ class Update:
         is_whole = parts == 1 and not any(part.is_divided for part in self._flat)
         worker = self._worker if is_whole else self._worker.for_parameters([part.cut(parts) for part in self._flat])
         return capture_later_update(worker, self._scaling)
+
+    def over_stand_ins(self, device: str) -> Worker:
+        """Return a worker with the settings of this update, without state, over stand-ins of the flat parameters."""
+        own = [nn.Parameter(torch.empty_like(part.own, device=device)) for part in self._flat]
+        for one, part in zip(own, self._flat, strict=True):
+            set_gradient(one, torch.zeros_like(one, dtype=part.total.dtype))
+        return self._worker.for_parameters(own)
 
     def capture_scaling(self) -> OpGraph | None:
         """Capture the operations that scale gradients before each update. Return None if gradients are not scaled."""
