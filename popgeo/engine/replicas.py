@@ -72,11 +72,11 @@ class Replicas:
         if self.world_size > 1:
             with names_lost_process("add up gradients"):
                 for gradient in gradients:
-                    parts, total = [torch.empty_like(gradient) for _ in range(self.world_size)], PairwiseSum()
+                    parts, total = [torch.empty_like(gradient) for _ in range(self.world_size)], PairwiseSum([gradient])
                     dist.all_gather(parts, gradient)
                     for part in parts:
                         total.add([part])
-                    gradient.copy_(total.result()[0])
+                    total.finish()
 
     def hand_on(self, divided: Sequence[Tensor]) -> None:
         """Exchange the parts of flat tensors that each process has updated, in place.

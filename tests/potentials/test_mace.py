@@ -12,6 +12,7 @@ import torch
 from torch_geometric.data import Data
 
 import popgeo
+from popgeo.native import library
 from popgeo.potentials.evaluator import SystemsCalculator
 from tests.support.calculators import require_the_same
 from tests.support.metals import metals
@@ -297,3 +298,44 @@ def test_the_guide_makes_items_of_atoms_and_trains_on_them():
     exec(compile(block, "potentials.md", "exec"), held)
     assert torch.isfinite(held["loss"]).all()
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+class _PartOfSystem(torch.nn.Module):
+    """MACE with a loss that reads the systems with a weight."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, weights: torch.Tensor, **batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = self.model(batch, training=True)
+        energy, forces = made["energy"], made["forces"]
+        loss = (energy.square() * weights).sum() + (forces.square().sum(1) * weights[batch["batch"]]).sum()
+        return loss, energy.detach(), forces.detach()
+
+
+@pytest.mark.skipif(not library.is_available(), reason="batch_invariant needs the compiled library")
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32], ids=str)
+def test_a_system_has_the_same_bits_in_every_batch(precision: torch.dtype) -> None:
+    torch.set_default_dtype(precision)
+    listed, part = items(number=8), _PartOfSystem(in_one_pass(small_mace()))
+    options = popgeo.StepOptions(batch_invariant=True, show_progress=False)
+    known: dict[int, dict[str, torch.Tensor]] = {}
+    for sizes in ({"num_nodes": 24, "num_edges": 500, "batch_size": 2}, SIZES):
+        optimizer = torch.optim.Adam(part.parameters(), 0.0, (0.0, 0.0))  # keeps gradients, changes no weight
+        step = popgeo.compile_step(part, optimizer, options=options)
+        loader = fixed_size_loader(listed, **{**SIZES, **sizes})
+        for batch, ids in zip(loader, loader.plan(), strict=True):
+            given = batch.to_dict()
+            for slot, i in enumerate(ids.tolist()):
+                weights = torch.zeros(len(given["ptr"]) - 1)
+                weights[slot] = 1.0
+                _, energy, forces = step(weights, **given)
+                found = {"energy": energy[slot].clone(), "forces": forces[given["batch"] == slot].clone()}
+                found |= {
+                    name: optimizer.state[weight]["exp_avg"].clone()
+                    for name, weight in part.named_parameters()
+                    if weight in optimizer.state
+                }
+                for name, bits in known.setdefault(i, found).items():
+                    assert torch.equal(bits, found[name]), name

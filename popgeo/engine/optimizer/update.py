@@ -84,10 +84,8 @@ class Update:
         self.gradients = self._named([part.gradient_views for part in self._flat])
         self._adds_up = any(part.total is not part.gradient for part in self._flat)
         self._totals = self._named([part.total_views for part in self._flat])
-        # With `batch_invariant`, sums in pairs and their places, by the names of their parameters.
-        self._pairs: dict[tuple[str, ...], tuple[Sequence[Tensor], PairwiseSum]] | None = None
-        if options.batch_invariant:
-            self._pairs = {}
+        # With `batch_invariant`, sums in pairs by the names of their parameters.
+        self._pairs: dict[tuple[str, ...], PairwiseSum] | None = {} if options.batch_invariant else None
         self._own = OwnWorker(optimizer, self._flat)
         self._worker = choose_worker(self._own, self._flat, options, part[0])
         self._shares_memory = False
@@ -114,12 +112,12 @@ class Update:
                 if total.data_ptr() != gradient.data_ptr():
                     total.copy_(gradient) if first else total.add_(gradient)
             return
-        totals, gradients = zip(*pairs, strict=True)
+        gradients = [gradient for _, gradient in pairs]
         own = {part.gradient.untyped_storage().data_ptr() for part in self._flat if part.is_sharded}
         replicas.add_up_in_pairs([one for one in gradients if one.untyped_storage().data_ptr() not in own])
         if self._adds_up:
-            key = () if names is None else tuple(names)
-            self._pairs.setdefault(key, (totals, PairwiseSum()))[1].add(gradients)
+            places = [total for total, _ in pairs]
+            self._pairs.setdefault(tuple(names or ()), PairwiseSum(places)).add(gradients)
 
     def tensors(self) -> list[Tensor]:
         """Return gradients and optimizer state."""
@@ -153,9 +151,8 @@ class Update:
         """
         if self._pairs is None:
             replicas.add_up([part.total for part in self._flat if not part.is_sharded])
-        for totals, total in (self._pairs or {}).values():
-            for place, tensor in zip(totals, total.result(), strict=True):
-                place.copy_(tensor)
+        for total in (self._pairs or {}).values():
+            total.finish()
         worker = self._follow_optimizer()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers warn without it
         scaling = self._scaling
