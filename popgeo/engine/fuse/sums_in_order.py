@@ -127,8 +127,7 @@ class _Rewriting:
 
     def _new(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Add a contiguous value."""
-        form = {"stride": _dense_strides(shape), "offset": 0, "storage": next(self._storages)}
-        self.values.append(Value(shape=tuple(shape), dtype=dtype, producer=None, **form))  # type: ignore[arg-type]
+        self.values.append(dense_value(shape, dtype, next(self._storages)))
         return len(self.values) - 1
 
     def _dense(self, op: Op, ref: Ref) -> Ref:
@@ -163,6 +162,12 @@ def _has_rows(value: Value, outer: int) -> bool:
 def _is_dense(value: Value) -> bool:
     steps = zip(value.shape, value.stride, _dense_strides(value.shape), strict=True)
     return not any(value.marks) and all(size == 1 or step == dense for size, step, dense in steps)
+
+
+def dense_value(shape: Sequence[int], dtype: torch.dtype, storage: int) -> Value:
+    """Return a contiguous value in a storage of its own."""
+    form = {"shape": tuple(shape), "stride": _dense_strides(shape), "offset": 0}
+    return Value(**form, dtype=dtype, storage=storage, producer=None)  # type: ignore[arg-type]
 
 
 def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
