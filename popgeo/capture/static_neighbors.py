@@ -242,3 +242,32 @@ def _pairs(rows: Tensor, found: Tensor) -> Tensor:
     """Return rows and centers [num_y, k] as pairs [2, num_y * k]."""
     centres = torch.arange(rows.size(0)).unsqueeze(1).expand_as(rows)
     return torch.where(found, torch.stack([centres, rows]), -1).flatten(1)
+
+
+def grid_cluster(pos: Tensor, size: Tensor, start: Tensor | None = None, end: Tensor | None = None) -> Tensor:
+    """Return the number of each point's voxel in a regular grid over all points.
+
+    Args:
+        pos: Positions. [num_points, dimensions]
+        size: Width of a voxel in each dimension. [dimensions]
+        start: Lower corner of the grid. Default: the minimum position in each dimension. [dimensions]
+        end: Upper corner of the grid. Default: the maximum position in each dimension. [dimensions]
+
+    Returns:
+        Voxels, counted along the first dimension first. int64 [num_points]
+
+    Raises:
+        RuntimeError: A size is not above 0, or a position is not finite.
+
+    Example:
+        >>> grid_cluster(torch.tensor([[0.0, 0.0], [11.0, 9.0], [2.0, 8.0]]), torch.tensor([5.0, 5.0]))
+        tensor([0, 5, 3])
+    """
+    pos = pos.reshape(len(pos), -1)
+    torch._assert_async((size > 0).all(), "grid_cluster: a size of a voxel is not above 0.")
+    torch._assert_async(pos.isfinite().all(), "grid_cluster: a position is not finite.")
+    start = pos.amin(0) if start is None else start
+    end = pos.amax(0) if end is None else end
+    num_voxels = ((end - start) / size).long() + 1  # [dimensions]
+    strides = torch.cat([num_voxels.new_ones(1), num_voxels.cumprod(0)[:-1]])
+    return (((pos - start) / size).long() * strides).sum(1)

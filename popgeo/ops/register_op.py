@@ -1,6 +1,6 @@
 """Registration of ops in torch, each with a schema, a kernel, a shape rule and a derivative."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from popgeo.ops.eager import is_eager, is_transformed_by_func, refuse_forward_mo
 
 _Functions = tuple[type[torch.autograd.Function] | None, type[torch.autograd.Function] | None]
 LIBRARY = torch.library.Library("popgeo", "DEF")
+_OTHER_LIBRARIES: list[torch.library.Library] = []  # torch removes the ops of a library that is not kept
 
 
 class RegisteredOp:
@@ -69,6 +70,20 @@ def register(
     setup_context = setup_context or _save_inputs
     torch.library.register_autograd(f"popgeo::{name}", backward, setup_context=setup_context, lib=LIBRARY)
     return RegisteredOp(name, kernel, _autograd_functions(name, kernel, setup_context, backward))
+
+
+def register_for(namespace: str, operators: Mapping[str, Callable[..., Any]]) -> None:
+    """Register ops of a package that is not installed, by schema; ops that exist stay.
+
+    An op is torch code on any device, and has the derivatives of that code.
+    """
+    library = torch.library.Library(namespace, "FRAGMENT")
+    _OTHER_LIBRARIES.append(library)
+    for schema, function in operators.items():
+        name = schema.partition("(")[0]
+        if not hasattr(getattr(torch.ops, namespace), name):
+            library.define(schema)
+            library.impl(name, function, "CompositeImplicitAutograd")
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

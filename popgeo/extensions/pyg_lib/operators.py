@@ -1,0 +1,100 @@
+"""pyg-lib's operators in torch's dispatcher: PyG calls some functions as `torch.ops.pyg.NAME`, also in TorchScript."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from popgeo.ops.register_op import register_for
+
+from . import ops, partition, sampler
+from .sampler import distributed_parts
+
+_TIMES_AND_CHOICES = (
+    "Tensor? node_time=None, Tensor? edge_time=None, Tensor? seed_time=None, Tensor? edge_weight=None, "
+    "bool csc=False, bool replace=False, bool directed=True, bool disjoint=False, str temporal_strategy='uniform'"
+)
+_HETERO_TIMES_AND_CHOICES = _TIMES_AND_CHOICES.replace("Tensor?", "Dict(str, Tensor)?").replace("=None", "_dict=None")
+
+
+def hetero_neighbor_sample(
+    node_types: Sequence[str],
+    edge_types: Sequence[tuple[str, str, str]],
+    rowptr: Mapping[str, Tensor],
+    col: Mapping[str, Tensor],
+    seed: Mapping[str, Tensor],
+    num_neighbors: Mapping[str, Sequence[int]],
+    node_time: Mapping[str, Tensor] | None,
+    edge_time: Mapping[str, Tensor] | None,
+    seed_time: Mapping[str, Tensor] | None,
+    edge_weight: Mapping[str, Tensor] | None,
+    *choices: Any,
+) -> tuple[Any, ...]:
+    """Call `sampler.hetero_neighbor_sample` with the three parts of each edge type's name joined by `__`."""
+    names = {"__".join(edge_type): edge_type for edge_type in edge_types}
+
+    def by_type(of: Mapping[str, Any] | None) -> dict[tuple[str, str, str], Any] | None:
+        return None if of is None else {edge_type: of[name] for name, edge_type in names.items() if name in of}
+
+    graph = (by_type(rowptr), by_type(col), seed, by_type(num_neighbors))
+    found = sampler.hetero_neighbor_sample(
+        *graph,
+        node_time,
+        by_type(edge_time),
+        seed_time,
+        by_type(edge_weight),
+        *choices,  # type: ignore[arg-type]
+    )
+    row, column, node, edge, num_nodes, num_edges = found
+    by_name = [of and {"__".join(key): part for key, part in of.items()} for of in (row, column, edge, num_edges)]
+    return by_name[0], by_name[1], node, by_name[2], num_nodes, by_name[3]
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    f"neighbor_sample(Tensor rowptr, Tensor col, Tensor seed, int[] num_neighbors, {_TIMES_AND_CHOICES}, "
+    "bool return_edge_id=True) -> (Tensor, Tensor, Tensor, Tensor?, int[], int[])": sampler.neighbor_sample,
+    "hetero_neighbor_sample(str[] node_types, (str, str, str)[] edge_types, Dict(str, Tensor) rowptr_dict, "
+    "Dict(str, Tensor) col_dict, Dict(str, Tensor) seed_dict, Dict(str, int[]) num_neighbors_dict, "
+    f"{_HETERO_TIMES_AND_CHOICES}, bool return_edge_id=True) -> (Dict(str, Tensor), Dict(str, Tensor), "
+    "Dict(str, Tensor), Dict(str, Tensor)?, Dict(str, int[]), Dict(str, int[]))": hetero_neighbor_sample,
+    "subgraph(Tensor rowptr, Tensor col, Tensor nodes, bool return_edge_id=True) -> (Tensor, Tensor, Tensor?)": (
+        sampler.subgraph
+    ),
+    "random_walk(Tensor rowptr, Tensor col, Tensor seed, int walk_length, float p, float q) -> Tensor": (
+        sampler.random_walk
+    ),
+    f"dist_neighbor_sample(Tensor rowptr, Tensor col, Tensor seed, int num_neighbors, {_TIMES_AND_CHOICES}) "
+    "-> (Tensor, Tensor, int[])": distributed_parts.dist_neighbor_sample,
+    "merge_sampler_outputs(Tensor[] node_ids, Tensor[] edge_ids, int[][] cumsum_neighbors_per_node, "
+    "int[] partition_ids, int[] partition_orders, int num_partitions, int num_neighbors, Tensor? batch, bool disjoint) "
+    "-> (Tensor, Tensor, Tensor?, int[])": distributed_parts.merge_sampler_outputs,
+    "relabel_neighborhood(Tensor seed, Tensor sampled_nodes_with_duplicates, int[] num_sampled_neighbors_per_node, "
+    "int num_nodes, Tensor? batch=None, bool csc=False, bool disjoint=False) -> (Tensor, Tensor)": (
+        distributed_parts.relabel_neighborhood
+    ),
+    "hetero_relabel_neighborhood(str[] node_types, (str, str, str)[] edge_types, Dict(str, Tensor) seed_dict, "
+    "Dict(str, Tensor) sampled_nodes_with_duplicates_dict, "
+    "Dict(str, int[][]) num_sampled_neighbors_per_node_dict, Dict(str, int) num_nodes_dict, "
+    "Dict(str, Tensor)? batch_dict=None, bool csc=False, bool disjoint=False) "
+    "-> (Dict(str, Tensor), Dict(str, Tensor))": distributed_parts.hetero_relabel_neighborhood,
+    "metis(Tensor rowptr, Tensor col, int num_partitions, Tensor? node_weight=None, Tensor? edge_weight=None, "
+    "bool recursive=False) -> Tensor": partition.metis,
+    "knn(Tensor x, Tensor y, Tensor? ptr_x=None, Tensor? ptr_y=None, int k=1, bool cosine=False, int num_workers=1) "
+    "-> Tensor": lambda x, y, ptr_x, ptr_y, k, *choices: ops.knn(x, y, k, ptr_x, ptr_y, *choices),
+    "radius(Tensor x, Tensor y, Tensor? ptr_x=None, Tensor? ptr_y=None, float r=1.0, int max_num_neighbors=32, "
+    "int num_workers=1, bool ignore_same_index=False) -> Tensor": (
+        lambda x, y, ptr_x, ptr_y, r, *choices: ops.radius(x, y, r, ptr_x, ptr_y, *choices)
+    ),
+    "nearest(Tensor x, Tensor y, Tensor? ptr_x=None, Tensor? ptr_y=None) -> Tensor": ops.nearest,
+    "fps(Tensor src, Tensor ptr, float ratio=0.5, bool random_start=True) -> Tensor": ops.fps,
+    "grid_cluster(Tensor pos, Tensor size, Tensor? start=None, Tensor? end=None) -> Tensor": ops.grid_cluster,
+    "graclus_cluster(Tensor rowptr, Tensor col, Tensor? weight=None) -> Tensor": ops.graclus_cluster,
+    "index_sort(Tensor input, int? max=None) -> (Tensor, Tensor)": ops.index_sort,
+    "segment_matmul(Tensor input, Tensor ptr, Tensor other) -> Tensor": ops.segment_matmul,
+    "grouped_matmul(Tensor[] input, Tensor[] other) -> Tensor[]": ops.grouped_matmul,
+    "spline_basis(Tensor pseudo, Tensor kernel_size, Tensor is_open_spline, int degree=1) -> (Tensor, Tensor)": (
+        ops.spline_basis
+    ),
+    "spline_weighting(Tensor x, Tensor weight, Tensor basis, Tensor weight_index) -> Tensor": ops.spline_weighting,
+}
+register_for("pyg", _OPERATORS)
