@@ -199,11 +199,12 @@ def _pointers(
     """Return the first row of each cloud in both sets of points, and the end; None for one cloud."""
     if batch_x is None and batch_y is None:
         return None, None
+    batch_x, batch_y = (batch if batch is None else torch.as_tensor(batch) for batch in (batch_x, batch_y))  # or lists
     for name, points, batch in (("x", x, batch_x), ("y", y, batch_y)):
         if batch is not None and len(batch) != len(points):
-            raise ValueError(f"The search got {len(points)} points {name}, but clouds for {len(batch)} points.")
+            raise ValueError(f"The search got {len(points)} points, but clouds for {len(batch)} points, in {name}.")
         if batch is not None and (batch[1:] < batch[:-1]).any():
-            raise ValueError(f"The clouds of points {name} must ascend: sort the points by batch.")
+            raise ValueError(f"The clouds of the points of {name} must ascend: sort the points by batch.")
     last = [-1 if not len(batch) else int(batch[-1]) for batch in (batch_x, batch_y) if batch is not None]
     clouds = torch.arange(max(*last, 0, (batch_size or 0) - 1) + 2, device=x.device)
     return _starts(clouds, batch_x, len(x)), _starts(clouds, batch_y, len(y))
