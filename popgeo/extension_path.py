@@ -31,9 +31,10 @@ def provide(*, shadow: bool = False) -> None:
         ValueError: An installed package has already been imported, so that `shadow` comes too late.
 
     Example:
+        >>> import torch
         >>> provide()
         >>> import torch_cluster
-        >>> torch_cluster.grid_cluster(torch_cluster.torch.tensor([[0.0], [7.0]]), torch_cluster.torch.tensor([5.0]))
+        >>> torch_cluster.grid_cluster(torch.tensor([[0.0], [7.0]]), torch.tensor([5.0]))
         tensor([0, 1])
         >>> withdraw()
     """

@@ -4,6 +4,9 @@ They compare two sets of points of any dimension, in plain torch. `ops/neighbor_
 the nodes of one batch.
 """
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -148,23 +151,43 @@ def radius_graph(
     return edges.flip([0]) if flow == "source_to_target" else edges
 
 
-def nearest(x: Tensor, y: Tensor, batch_x: Graphs = None, batch_y: Graphs = None) -> Tensor:
-    """Return the nearest row of `y` in the same graph for each row of `x`; -1 if the graph has no row of `y`.
+def nearest(
+    x: Tensor, y: Tensor, batch_x: Graphs | Sequence[int] = None, batch_y: Graphs | Sequence[int] = None
+) -> Tensor:
+    """Return the nearest point of `y` in the same cloud for each point of `x`; -1 if the cloud has no point of `y`.
 
     Args:
-        x: Centers of the search. [num_x, channels]
-        y: Points to find. [num_y, channels]
-        batch_x: Graph of each row of `x`. Default: one graph. [num_x]
-        batch_y: Graph of each row of `y`. Default: one graph. [num_y]
+        x: Points to search from. [num_x, dimensions] or [num_x]
+        y: Points to find. [num_y, dimensions] or [num_y]
+        batch_x: Cloud of each point of `x`, ascending. [num_x]
+        batch_y: Cloud of each point of `y`, ascending. [num_y]
 
     Returns:
         Rows of `y`. [num_x]
 
+    Raises:
+        ValueError: Dimensions differ, clouds have the wrong length, or a list of clouds is not ascending or contains a
+            cloud of `x` that is missing in `y`.
+
     Example:
-        >>> nearest(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.8], [0.1]]))
+        >>> nearest(torch.tensor([0.0, 4.0]), torch.tensor([5.0, 1.0]))
         tensor([1, 0])
     """
-    rows, found = nearest_rows(y, x, 1, _same_graph(y, x, batch_y, batch_x))
+    x, y = (points.unsqueeze(-1) if points.dim() == 1 else points for points in (x, y))
+    if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
+        raise ValueError(
+            f"nearest got points of shapes {list(x.shape)} and {list(y.shape)}; their dimensions must be equal."
+        )
+    for points, batch in ((x, batch_x), (y, batch_y)):
+        if batch is not None and len(batch) != len(points):
+            raise ValueError(f"nearest got {len(points)} points, but clouds for {len(batch)} points.")
+        if not isinstance(batch, Tensor) and any(a > b for a, b in itertools.pairwise(batch or ())):
+            raise ValueError("nearest needs clouds in ascending order: sort the points by batch_x and batch_y.")
+    of_y = {0} if batch_y is None else None if isinstance(batch_y, Tensor) else {*batch_y}
+    if isinstance(batch_x, list | tuple) and of_y is not None and {*batch_x} - of_y:
+        raise ValueError("Some batch indices occur in 'batch_x' that do not occur in 'batch_y'")
+    clouds = (batch if batch is None else torch.as_tensor(batch) for batch in (batch_y, batch_x))
+    rows, found = nearest_rows(y, x, 1, _same_graph(y, x, *clouds))
     return torch.where(found, rows, -1).squeeze(1)
 
 

@@ -4,6 +4,7 @@ The number of pairs depends on the data, so these functions run in eager code on
 `popgeo.ops.radius` have fixed slots.
 """
 
+import itertools
 import math
 import struct
 
@@ -13,7 +14,11 @@ from torch import Tensor
 from popgeo.native import library
 from popgeo.ops.kernel_arguments import as_int64
 
-_pack_search, _pack_take, _pack_farthest = struct.Struct("=11qd").pack, struct.Struct("4q").pack, struct.Struct("8q").pack
+_pack_search, _pack_take, _pack_farthest = (
+    struct.Struct("=11qd").pack,
+    struct.Struct("4q").pack,
+    struct.Struct("8q").pack,
+)
 _MOST_DISTANCES = 1 << 24  # distances that torch computes at once
 
 
@@ -97,7 +102,8 @@ def _near_points(
 ) -> Tensor:
     """Find the pairs of `near_points` by all distances, in plain torch."""
     pairs = [torch.empty(2, 0, dtype=torch.int64, device=x.device)]
-    for begin, end, first, last in zip(*(ends.tolist() for ends in (ptr_x[:-1], ptr_x[1:], ptr_y[:-1], ptr_y[1:]))):
+    clouds_x, clouds_y = (itertools.pairwise(ptr.tolist()) for ptr in (ptr_x, ptr_y))
+    for (begin, end), (first, last) in zip(clouds_x, clouds_y, strict=True):
         step = max(1, _MOST_DISTANCES // max(1, (end - begin) * max(1, x.shape[1])))
         for at in range(first, last, step):
             centers = torch.arange(at, min(at + step, last), device=x.device).unsqueeze(1)
@@ -144,8 +150,9 @@ def farthest_points(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: 
     first = (ptr[:-1] + first)[counts > 0]
     native = library.packed("popgeo_farthest_points")
     if native is None or not points.is_cpu:
-        clouds = zip(ptr[:-1][counts > 0].tolist(), ptr[1:][counts > 0].tolist(), first.tolist(), counts[counts > 0])
-        chosen = [begin + _farthest(points[begin:end], at - begin, int(count)) for begin, end, at, count in clouds]
+        clouds = [(begin, end) for begin, end in itertools.pairwise(ptr.tolist()) if begin < end]
+        starts = zip(clouds, first.tolist(), counts[counts > 0].tolist(), strict=True)
+        chosen = [begin + _farthest(points[begin:end], at - begin, count) for (begin, end), at, count in starts]
         return torch.cat([torch.empty(0, dtype=torch.int64, device=src.device), *chosen])
     out = torch.empty(int(ends[-1]), dtype=torch.int64)
     out[ends[:-1][counts > 0]] = first

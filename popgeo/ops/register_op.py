@@ -1,5 +1,7 @@
 """Registration of ops in torch, each with a schema, a kernel, a shape rule and a derivative."""
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -84,6 +86,29 @@ def register_for(namespace: str, operators: Mapping[str, Callable[..., Any]]) ->
         if not hasattr(getattr(torch.ops, namespace), name):
             library.define(schema)
             library.impl(name, function, "CompositeImplicitAutograd")
+
+
+def with_arguments_of(package: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function without the argument `plan`, as a function of another package that TorchScript can call.
+
+    TorchScript cannot compile popgeo's functions. It calls them as `torch.ops.PACKAGE.NAME`, which it also saves.
+    """
+    signature = inspect.signature(function)
+    own = [argument for argument in signature.parameters.values() if argument.name != "plan"]
+    given = function
+    if len(own) < len(signature.parameters):
+
+        @functools.wraps(function)
+        def given(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        given.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+        given.__module__ = package
+        del given.__wrapped__  # type: ignore[attr-defined]  # TorchScript would read its arguments
+    name = function.__name__
+    register_for(package, {torch.library.infer_schema(given, mutates_args=(), op_name=name): function})
+    torch.jit._builtins._register_builtin(given, f"{package}::{name}")
+    return given
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -3,31 +3,32 @@
 While a step is compiled, `dim_size` or `out` is required if torch_scatter would read the length from the index.
 """
 
-from popgeo.ops import gather_coo as gather_coo
-from popgeo.ops import gather_csr as gather_csr
-from popgeo.ops import scatter as scatter
-from popgeo.ops import scatter_add as scatter_add
-from popgeo.ops import scatter_max as scatter_max
-from popgeo.ops import scatter_mean as scatter_mean
-from popgeo.ops import scatter_min as scatter_min
-from popgeo.ops import scatter_mul as scatter_mul
-from popgeo.ops import scatter_sum as scatter_sum
-from popgeo.ops import segment_add_csr as segment_add_csr
-from popgeo.ops import segment_coo as segment_coo
-from popgeo.ops import segment_csr as segment_csr
-from popgeo.ops import segment_max_csr as segment_max_csr
-from popgeo.ops import segment_mean_csr as segment_mean_csr
-from popgeo.ops import segment_min_csr as segment_min_csr
-from popgeo.ops import segment_sum_csr as segment_sum_csr
+from popgeo import ops
+from popgeo.ops.register_op import with_arguments_of
 
+from . import segment
 from .composite import scatter_log_softmax as scatter_log_softmax
 from .composite import scatter_logsumexp as scatter_logsumexp
 from .composite import scatter_softmax as scatter_softmax
 from .composite import scatter_std as scatter_std
-from .segment import segment_add_coo as segment_add_coo
-from .segment import segment_max_coo as segment_max_coo
-from .segment import segment_mean_coo as segment_mean_coo
-from .segment import segment_min_coo as segment_min_coo
-from .segment import segment_sum_coo as segment_sum_coo
 
 __version__ = "2.1.2"  # version of torch_scatter with these names
+
+scatter = with_arguments_of("torch_scatter", ops.scatter)
+scatter_sum = scatter_add = with_arguments_of("torch_scatter", ops.scatter_sum)
+scatter_mean = with_arguments_of("torch_scatter", ops.scatter_mean)
+scatter_mul = with_arguments_of("torch_scatter", ops.scatter_mul)
+scatter_min = with_arguments_of("torch_scatter", ops.scatter_min)
+scatter_max = with_arguments_of("torch_scatter", ops.scatter_max)
+segment_csr = with_arguments_of("torch_scatter", ops.segment_csr)
+segment_sum_csr = segment_add_csr = with_arguments_of("torch_scatter", ops.segment_sum_csr)
+segment_mean_csr = with_arguments_of("torch_scatter", ops.segment_mean_csr)
+segment_min_csr = with_arguments_of("torch_scatter", ops.segment_min_csr)
+segment_max_csr = with_arguments_of("torch_scatter", ops.segment_max_csr)
+segment_coo = with_arguments_of("torch_scatter", ops.segment_coo)
+segment_sum_coo = segment_add_coo = with_arguments_of("torch_scatter", segment.segment_sum_coo)
+segment_mean_coo = with_arguments_of("torch_scatter", segment.segment_mean_coo)
+segment_min_coo = with_arguments_of("torch_scatter", segment.segment_min_coo)
+segment_max_coo = with_arguments_of("torch_scatter", segment.segment_max_coo)
+gather_csr = with_arguments_of("torch_scatter", ops.gather_csr)
+gather_coo = with_arguments_of("torch_scatter", ops.gather_coo)

@@ -10,9 +10,6 @@ def segment_sum_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_s
     return segment_coo(src, index, out, dim_size, "sum")
 
 
-segment_add_coo = segment_sum_coo
-
-
 def segment_mean_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
     """Average the entries that share a sorted index; `torch_scatter.segment_coo` explains the arguments."""
     return segment_coo(src, index, out, dim_size, "mean")

@@ -14,7 +14,7 @@ from popgeo import ipu
 from popgeo.capture.farthest_points import fps
 from popgeo.compat.account import ACCOUNT
 from popgeo.compat.poptorch import call_arguments, contexts, strategies, tensor_ops
-from popgeo.compat.torch_cluster import nearest
+from popgeo.compat.poptorch.tensor_ops import nearest
 
 X = torch.arange(12.0).view(3, 4)
 
