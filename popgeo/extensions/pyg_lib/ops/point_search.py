@@ -1,12 +1,13 @@
 """Searches and clusters of points and of nodes with pyg-lib's arguments: segments instead of a graph per point."""
 
-import torch
 from torch import Tensor
 
-from popgeo.capture import farthest_points, static_neighbors
 from popgeo.capture.static_neighbors import grid_cluster as grid_cluster
+from popgeo.ops.point_search import farthest_points as fps
+from popgeo.ops.point_search import near_points
+from popgeo.sampling.pair_nodes import pair_nodes as graclus_cluster
 
-_OPPOSITE = {"source_to_target": "target_to_source", "target_to_source": "source_to_target"}
+__all__ = ["fps", "graclus_cluster", "grid_cluster", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
 
 
 def knn(
@@ -33,11 +34,12 @@ def knn(
         Rows of `y` (row 0) and of `x` (row 1). [2, num_pairs]
 
     Example:
+        >>> import torch
         >>> knn(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.9]]), 3)
         tensor([[0, 0],
                 [1, 0]])
     """
-    return _real(static_neighbors.knn(x, y, k, _segments(ptr_x), _segments(ptr_y), cosine))
+    return near_points(x, y, k, ptr_x, ptr_y, cosine=cosine)
 
 
 def radius(
@@ -65,12 +67,12 @@ def radius(
         ignore_same_index: Whether row i of `x` is never a neighbor of row i of `y`.
 
     Example:
+        >>> import torch
         >>> radius(torch.tensor([[0.0], [1.0], [9.0]]), torch.tensor([[0.2]]), 1.0)
         tensor([[0, 0],
                 [0, 1]])
     """
-    batches = (_segments(ptr_x), _segments(ptr_y))
-    return _real(static_neighbors.radius(x, y, r, *batches, max_num_neighbors, ignore_same_index=ignore_same_index))
+    return near_points(x, y, max_num_neighbors, ptr_x, ptr_y, r=r, skip_same=ignore_same_index)
 
 
 def knn_graph(
@@ -87,11 +89,12 @@ def knn_graph(
     pyg-lib exchanges the rows for `flow="target_to_source"`. PyG's function of this name has the opposite order.
 
     Example:
+        >>> import torch
         >>> knn_graph(torch.tensor([[0.0], [1.0], [5.0]]), 1)
         tensor([[0, 1, 2],
                 [1, 0, 1]])
     """
-    return _real(static_neighbors.knn_graph(x, k, _segments(ptr), loop, _OPPOSITE[flow], cosine))
+    return _with_flow(near_points(x, x, k, ptr, ptr, cosine=cosine, skip_same=not loop), flow)
 
 
 def radius_graph(
@@ -106,72 +109,33 @@ def radius_graph(
     """Return each node (row 0) with the nodes of its segment at a distance of at most `r` (row 1), as in `knn_graph`.
 
     Example:
+        >>> import torch
         >>> radius_graph(torch.tensor([[0.0], [1.0], [5.0]]), 1.0)
         tensor([[0, 1],
                 [1, 0]])
     """
-    return _real(static_neighbors.radius_graph(x, r, _segments(ptr), loop, max_num_neighbors, _OPPOSITE[flow]))
+    return _with_flow(near_points(x, x, max_num_neighbors, ptr, ptr, r=r, skip_same=not loop), flow)
 
 
 def nearest(x: Tensor, y: Tensor, ptr_x: Tensor | None = None, ptr_y: Tensor | None = None) -> Tensor:
     """Return the nearest row of `y` in the same segment for each row of `x`.
 
+    Raises:
+        ValueError: a segment of `x` has no point in `y`.
+
     Example:
+        >>> import torch
         >>> nearest(torch.tensor([[0.0], [4.0]]), torch.tensor([[5.0], [1.0]]))
         tensor([1, 0])
     """
-    return static_neighbors.nearest(x, y, _segments(ptr_x), _segments(ptr_y))
+    found = near_points(y, x, 1, ptr_y, ptr_x)[1]
+    if len(found) < len(x):
+        raise ValueError("nearest needs a finite point of y for each row of x; a segment of y has none.")
+    return found
 
 
-def fps(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: bool = True) -> Tensor:
-    """Sample points of each segment: choose the point farthest from all chosen points, again and again.
-
-    Args:
-        src: Points. [num_points, dimensions]
-        ptr: The start of each segment, and the end. [num_segments + 1]
-        ratio: The share of a segment's points to choose, rounded up.
-        random_start: Whether to begin with a random point of a segment instead of its first.
-
-    Example:
-        >>> fps(torch.tensor([[0.0], [1.0], [5.0], [2.0]]), torch.tensor([0, 4]), random_start=False)
-        tensor([0, 2])
-    """
-    return farthest_points.fps(src, ptr, ratio, random_start)
-
-
-def _segments(ptr: Tensor | None) -> Tensor | None:
-    """Return the segment of each row, or None for one segment."""
-    return None if ptr is None else torch.repeat_interleave(torch.arange(len(ptr) - 1, device=ptr.device), ptr.diff())
-
-
-def _real(pairs: Tensor) -> Tensor:
-    """Return the pairs without fill values."""
-    return pairs[:, (pairs >= 0).all(0)]
-
-
-def graclus_cluster(rowptr: Tensor, col: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Join each node to at most one neighbor, in random order: the free neighbor with the largest weight.
-
-    Args:
-        rowptr: The start of the neighbors of each node in `col`, and the end. [num_nodes + 1]
-        col: Neighbors. [num_edges]
-        weight: The weight of each edge. Default: random weights. [num_edges]
-
-    Returns:
-        The smaller number of each pair for both of its nodes, or the node itself. [num_nodes]
-
-    Example:
-        >>> graclus_cluster(torch.tensor([0, 1, 2, 2]), torch.tensor([1, 0]))
-        tensor([0, 0, 2])
-    """
-    starts, neighbors = rowptr.tolist(), col.tolist()
-    weights = (torch.rand(len(col)) if weight is None else weight).tolist()
-    clusters = [-1] * (len(starts) - 1)
-    for node in torch.randperm(len(clusters)).tolist():
-        if clusters[node] >= 0:
-            continue
-        places = range(starts[node], starts[node + 1])
-        free = [at for at in places if clusters[neighbors[at]] < 0 and neighbors[at] != node]
-        partner = neighbors[max(free, key=weights.__getitem__)] if free else node
-        clusters[node] = clusters[partner] = min(node, partner)
-    return torch.tensor(clusters, dtype=rowptr.dtype, device=rowptr.device)
+def _with_flow(pairs: Tensor, flow: str) -> Tensor:
+    flows = ("source_to_target", "target_to_source")
+    if flow not in flows:
+        raise ValueError(f"flow is {flow!r}; it is one of {', '.join(flows)}.")
+    return pairs if flow == flows[0] else pairs.flip(0)
