@@ -8,7 +8,6 @@ from torch import Tensor
 from popgeo.ops.register_op import register_for
 
 from . import ops, partition, sampler
-from .sampler import distributed_parts
 
 _TIMES_AND_CHOICES = (
     "Tensor? node_time=None, Tensor? edge_time=None, Tensor? seed_time=None, Tensor? edge_weight=None, "
@@ -63,20 +62,6 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "random_walk(Tensor rowptr, Tensor col, Tensor seed, int walk_length, float p, float q) -> Tensor": (
         sampler.random_walk
     ),
-    f"dist_neighbor_sample(Tensor rowptr, Tensor col, Tensor seed, int num_neighbors, {_TIMES_AND_CHOICES}) "
-    "-> (Tensor, Tensor, int[])": distributed_parts.dist_neighbor_sample,
-    "merge_sampler_outputs(Tensor[] node_ids, Tensor[] edge_ids, int[][] cumsum_neighbors_per_node, "
-    "int[] partition_ids, int[] partition_orders, int num_partitions, int num_neighbors, Tensor? batch, bool disjoint) "
-    "-> (Tensor, Tensor, Tensor?, int[])": distributed_parts.merge_sampler_outputs,
-    "relabel_neighborhood(Tensor seed, Tensor sampled_nodes_with_duplicates, int[] num_sampled_neighbors_per_node, "
-    "int num_nodes, Tensor? batch=None, bool csc=False, bool disjoint=False) -> (Tensor, Tensor)": (
-        distributed_parts.relabel_neighborhood
-    ),
-    "hetero_relabel_neighborhood(str[] node_types, (str, str, str)[] edge_types, Dict(str, Tensor) seed_dict, "
-    "Dict(str, Tensor) sampled_nodes_with_duplicates_dict, "
-    "Dict(str, int[][]) num_sampled_neighbors_per_node_dict, Dict(str, int) num_nodes_dict, "
-    "Dict(str, Tensor)? batch_dict=None, bool csc=False, bool disjoint=False) "
-    "-> (Dict(str, Tensor), Dict(str, Tensor))": distributed_parts.hetero_relabel_neighborhood,
     "metis(Tensor rowptr, Tensor col, int num_partitions, Tensor? node_weight=None, Tensor? edge_weight=None, "
     "bool recursive=False) -> Tensor": partition.metis,
     "knn(Tensor x, Tensor y, Tensor? ptr_x=None, Tensor? ptr_y=None, int k=1, bool cosine=False, int num_workers=1) "
