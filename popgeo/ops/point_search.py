@@ -117,7 +117,7 @@ def _near_points(
     return torch.cat(pairs, dim=1)
 
 
-def farthest_points(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: bool = True) -> Tensor:
+def farthest_points(src: Tensor, ptr: Tensor, ratio: float | Tensor = 0.5, random_start: bool = True) -> Tensor:
     """Sample points of each graph: choose the point farthest from all chosen points, again and again.
 
     Of equally distant points, the first one is chosen.
@@ -125,7 +125,7 @@ def farthest_points(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: 
     Args:
         src: Points. [num_points, ...]
         ptr: First point of each graph, and the end of the last one. [num_graphs + 1]
-        ratio: Share of a graph's points that is chosen, rounded up.
+        ratio: Share of a graph's points that is chosen, rounded up; one number, or one per graph. [num_graphs]
         random_start: Whether to begin with a random point of a graph instead of its first.
 
     Returns:
@@ -138,8 +138,9 @@ def farthest_points(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: 
         >>> farthest_points(torch.tensor([0.0, 1.0, 5.0, 2.0]), torch.tensor([0, 4]), 0.75, random_start=False)
         tensor([0, 2, 3])
     """
-    if not 0 < ratio <= 1:
-        raise ValueError(f"fps got ratio {ratio}; it must be above 0 and at most 1.")
+    ratio = torch.as_tensor(ratio, dtype=torch.float32).cpu()
+    if not ((ratio > 0) & (ratio <= 1)).all():
+        raise ValueError(f"fps got ratio {ratio.tolist()}; it must be above 0 and at most 1.")
     points = src.detach().reshape(len(src), src.shape[1:].numel())
     points = library.as_read(points if points.dtype is torch.float64 else points.float())
     ptr = _starts("src", points, ptr, len(ptr) - 1)

@@ -53,9 +53,9 @@ def test_a_saved_script_calls_the_functions_and_has_their_gradients(tmp_path, mo
     monkeypatch.syspath_prepend(tmp_path)
     function = importlib.import_module("scripted_program").largest_and_mean
     monkeypatch.delitem(sys.modules, "scripted_program")
-    torch.jit.script(function).save(tmp_path / "script.pt")
+    torch.jit.script(function).save(str(tmp_path / "script.pt"))
     src = SRC.clone().requires_grad_()
-    out = torch.jit.load(tmp_path / "script.pt")(src, INDEX, torch.tensor([0, 2, 2, 5]))
+    out = torch.jit.load(str(tmp_path / "script.pt"))(src, INDEX, torch.tensor([0, 2, 2, 5]))
     assert out.tolist() == [8, 0, 10]
     out.sum().backward()
     torch.testing.assert_close(src.grad, torch.tensor([1 / 2, 3 / 2, 1 / 3, 1 / 3, 4 / 3]))

@@ -175,7 +175,7 @@ def fps(
     Args:
         src: Points. [num_points, channels]
         batch: Cloud of each point, ascending. Default: one cloud. [num_points]
-        ratio: Share of a cloud's points that is chosen, rounded up.
+        ratio: Share of a cloud's points that is chosen, rounded up; one number, or a tensor with one per cloud.
         random_start: Begin with a random point of a cloud instead of its first.
         batch_size: Number of clouds. Default: read from `batch`.
         ptr: First point of each cloud, and the end of the last one: a tensor or a list. Default: read from `batch`.
@@ -190,7 +190,7 @@ def fps(
     if ptr is None:
         ptr, _ = _pointers(src, src, batch, batch, batch_size)
     ptr = torch.tensor([0, len(src)]) if ptr is None else torch.as_tensor(ptr)
-    return farthest_points(src, ptr, float(ratio), random_start)
+    return farthest_points(src, ptr, 0.5 if ratio is None else ratio, random_start)
 
 
 def _pointers(
