@@ -68,7 +68,10 @@ def test_splines_share_one_and_have_derivatives(pyg_lib, degree):
     assert torch.autograd.gradcheck(lambda one: pyg_lib.ops.spline_basis(one, sizes, is_open, degree)[0], points)
     x, weight = random(4, 3), random(20, 3, 2)
     expected = torch.stack(
-        [sum(b * (x[e] @ weight[i]) for b, i in zip(*row)) for e, row in enumerate(zip(basis, index))]
+        [
+            sum(b * (x[e] @ weight[i]) for b, i in zip(*row, strict=True))
+            for e, row in enumerate(zip(basis, index, strict=True))
+        ]
     )
     assert_close(pyg_lib.ops.spline_weighting(x, weight, basis, index), expected)
     with pytest.raises(ValueError, match="degree is 4"):
@@ -97,7 +100,7 @@ def test_searches_stay_in_their_segments(pyg_lib):
 def test_pygs_layers_and_clusters_run_on_them(pyg_lib):
     x, kinds = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
     linear = HeteroLinear(4, 3, num_types=3)
-    expected = torch.stack([row @ linear.weight[kind] + linear.bias[kind] for row, kind in zip(x, kinds)])
+    expected = torch.stack([row @ linear.weight[kind] + linear.bias[kind] for row, kind in zip(x, kinds, strict=True)])
     assert_close(linear(x, kinds), expected)
     edges = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])
     with pytest.warns(UserWarning, match="non-optimized CPU"):
