@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from popgeo.capture import farthest_points, static_neighbors
 from popgeo.capture.static_neighbors import grid_cluster as grid_cluster
+from popgeo.ops.point_search import farthest_points, near_points
+from popgeo.sampling.pair_nodes import pair_nodes as graclus_cluster
 
-_OPPOSITE = {"source_to_target": "target_to_source", "target_to_source": "source_to_target"}
+__all__ = ["fps", "graclus_cluster", "grid_cluster", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
 
 
 def knn(
@@ -37,7 +38,7 @@ def knn(
         tensor([[0, 0],
                 [1, 0]])
     """
-    return _real(static_neighbors.knn(x, y, k, _segments(ptr_x), _segments(ptr_y), cosine))
+    return near_points(x, y, k, ptr_x, ptr_y, cosine=cosine)
 
 
 def radius(
@@ -69,8 +70,7 @@ def radius(
         tensor([[0, 0],
                 [0, 1]])
     """
-    batches = (_segments(ptr_x), _segments(ptr_y))
-    return _real(static_neighbors.radius(x, y, r, *batches, max_num_neighbors, ignore_same_index=ignore_same_index))
+    return near_points(x, y, max_num_neighbors, ptr_x, ptr_y, r=r, skip_same=ignore_same_index)
 
 
 def knn_graph(
@@ -91,7 +91,8 @@ def knn_graph(
         tensor([[0, 1, 2],
                 [1, 0, 1]])
     """
-    return _real(static_neighbors.knn_graph(x, k, _segments(ptr), loop, _OPPOSITE[flow], cosine))
+    pairs = near_points(x, x, k, ptr, ptr, cosine=cosine, skip_same=not loop)
+    return pairs if flow == "source_to_target" else pairs.flip([0])
 
 
 def radius_graph(
@@ -110,17 +111,19 @@ def radius_graph(
         tensor([[0, 1],
                 [1, 0]])
     """
-    return _real(static_neighbors.radius_graph(x, r, _segments(ptr), loop, max_num_neighbors, _OPPOSITE[flow]))
+    pairs = near_points(x, x, max_num_neighbors, ptr, ptr, r=r, skip_same=not loop)
+    return pairs if flow == "source_to_target" else pairs.flip([0])
 
 
 def nearest(x: Tensor, y: Tensor, ptr_x: Tensor | None = None, ptr_y: Tensor | None = None) -> Tensor:
-    """Return the nearest row of `y` in the same segment for each row of `x`.
+    """Return the nearest row of `y` in the same segment for each row of `x`; -1 if the segment has no row of `y`.
 
     Example:
         >>> nearest(torch.tensor([[0.0], [4.0]]), torch.tensor([[5.0], [1.0]]))
         tensor([1, 0])
     """
-    return static_neighbors.nearest(x, y, _segments(ptr_x), _segments(ptr_y))
+    rows, found = near_points(y, x, 1, ptr_y, ptr_x)
+    return torch.full((len(x),), -1, device=x.device).scatter_(0, rows, found)
 
 
 def fps(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: bool = True) -> Tensor:
@@ -136,42 +139,4 @@ def fps(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: bool = True)
         >>> fps(torch.tensor([[0.0], [1.0], [5.0], [2.0]]), torch.tensor([0, 4]), random_start=False)
         tensor([0, 2])
     """
-    return farthest_points.fps(src, ptr, ratio, random_start)
-
-
-def _segments(ptr: Tensor | None) -> Tensor | None:
-    """Return the segment of each row, or None for one segment."""
-    return None if ptr is None else torch.repeat_interleave(torch.arange(len(ptr) - 1, device=ptr.device), ptr.diff())
-
-
-def _real(pairs: Tensor) -> Tensor:
-    """Return the pairs without fill values."""
-    return pairs[:, (pairs >= 0).all(0)]
-
-
-def graclus_cluster(rowptr: Tensor, col: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Join each node to at most one neighbor, in random order: the free neighbor with the largest weight.
-
-    Args:
-        rowptr: The start of the neighbors of each node in `col`, and the end. [num_nodes + 1]
-        col: Neighbors. [num_edges]
-        weight: The weight of each edge. Default: random weights. [num_edges]
-
-    Returns:
-        The smaller number of each pair for both of its nodes, or the node itself. [num_nodes]
-
-    Example:
-        >>> graclus_cluster(torch.tensor([0, 1, 2, 2]), torch.tensor([1, 0]))
-        tensor([0, 0, 2])
-    """
-    starts, neighbors = rowptr.tolist(), col.tolist()
-    weights = (torch.rand(len(col)) if weight is None else weight).tolist()
-    clusters = [-1] * (len(starts) - 1)
-    for node in torch.randperm(len(clusters)).tolist():
-        if clusters[node] >= 0:
-            continue
-        places = range(starts[node], starts[node + 1])
-        free = [at for at in places if clusters[neighbors[at]] < 0 and neighbors[at] != node]
-        partner = neighbors[max(free, key=weights.__getitem__)] if free else node
-        clusters[node] = clusters[partner] = min(node, partner)
-    return torch.tensor(clusters, dtype=rowptr.dtype, device=rowptr.device)
+    return farthest_points(src, ptr, ratio, random_start)
