@@ -24,9 +24,8 @@ def stand_in() -> None:
         SAGEConv(2, 3, aggr=mean)
         >>> take_back()
     """
-    for name, engine in engines().items():
-        if engine == "popgeo":
-            honoured(f"import {name}", "popgeo's functions replace the missing package")
+    if engines()["pyg_lib"] == "popgeo":
+        honoured("import pyg_lib", "popgeo's searches, samples and partitions replace the missing package")
     _accept_old_arguments()
 
 

@@ -62,10 +62,10 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "metis(Tensor rowptr, Tensor col, int num_partitions, Tensor? node_weight=None, Tensor? edge_weight=None, "
     "bool recursive=False) -> Tensor": partition.metis,
     "knn(Tensor x, Tensor y, Tensor? ptr_x=None, Tensor? ptr_y=None, int k=1, bool cosine=False, int num_workers=1) "
-    "-> Tensor": lambda x, y, ptr_x, ptr_y, k, *choices: ops.knn(x, y, k, ptr_x, ptr_y, *choices),
+    "-> Tensor": lambda x, y, ptr_x=None, ptr_y=None, k=1, *choices: ops.knn(x, y, k, ptr_x, ptr_y, *choices),
     "radius(Tensor x, Tensor y, Tensor? ptr_x=None, Tensor? ptr_y=None, float r=1.0, int max_num_neighbors=32, "
     "int num_workers=1, bool ignore_same_index=False) -> Tensor": (
-        lambda x, y, ptr_x, ptr_y, r, *choices: ops.radius(x, y, r, ptr_x, ptr_y, *choices)
+        lambda x, y, ptr_x=None, ptr_y=None, r=1.0, *choices: ops.radius(x, y, r, ptr_x, ptr_y, *choices)
     ),
     "nearest(Tensor x, Tensor y, Tensor? ptr_x=None, Tensor? ptr_y=None) -> Tensor": ops.nearest,
     "fps(Tensor src, Tensor ptr, float ratio=0.5, bool random_start=True) -> Tensor": ops.fps,
