@@ -1,18 +1,17 @@
 """Graphs that were checked before: a sampler gets the same tensors in each call and checks them only once."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from popgeo.native import library
 from popgeo.sampling.compressed_graph import CompressedGraph, Direction
 
-_Arguments = tuple[Tensor | None, ...]
-# By the row pointers. The graphs have aliases of the given tensors, so that they do not keep the row pointers alive.
-_GRAPHS = WeakTensorKeyDictionary()
-_SIZES = WeakTensorKeyDictionary()
+# Values by the identities of their tensors. An entry is removed when one of its tensors is freed, so identities stay
+# valid. The graphs have aliases of the given tensors, so they do not keep the tensors alive.
+_KNOWN: dict[Any, tuple[list[int], Any, list[weakref.ref[Tensor]]]] = {}
 
 
 def known_graph(
@@ -46,12 +45,11 @@ def known_graph(
         >>> graph is known_graph(rowptr, col, 2, direction=Direction.INCOMING)
         True
     """
-    given = (rowptr, col, weight, edge_time, node_time)
-    if rowptr in _GRAPHS:
-        before, versions, graph = _GRAPHS[rowptr]
-        is_same = all((None if ref is None else ref()) is tensor for ref, tensor in zip(before, given, strict=True))
-        if is_same and versions == _versions(given) and (graph.num_cols, graph.direction) == (num_cols, direction):
-            return graph
+    given = [tensor for tensor in (rowptr, col, weight, edge_time, node_time) if tensor is not None]
+    key = (*map(id, (rowptr, col, weight, edge_time, node_time)), num_cols, direction)
+    known = _known(key, given)
+    if known is not None:
+        return known
     if edge_time is not None and node_time is not None:
         raise ValueError("Both node_time and edge_time are given; the time of an edge is one of them.")
     time = edge_time if node_time is None else node_time
@@ -59,19 +57,19 @@ def known_graph(
         if node_time.shape != (num_cols,):
             raise ValueError(f"node_time has shape {[*node_time.shape]}; it needs [{num_cols}].")
         time = node_time[col.long()]
+    if weight is not None and not weight.is_floating_point():
+        weight = weight.float()
+    if time is not None and not time.is_floating_point():  # CompressedGraph rejects other times
+        time = time.long()
     graph = CompressedGraph(
         rowptr=library.as_read(rowptr.detach()),
         col=library.as_read(col.detach()),
         num_cols=num_cols,
-        weight=None
-        if weight is None
-        else library.as_read(weight.detach() if weight.is_floating_point() else weight.float()),
-        time=None if time is None else library.as_read(time.detach() if time.is_floating_point() else time.long()),
+        weight=None if weight is None else library.as_read(weight.detach()),
+        time=None if time is None else library.as_read(time.detach()),
         direction=direction,
     )
-    refs = [None if tensor is None else weakref.ref(tensor) for tensor in given]
-    _GRAPHS[rowptr] = refs, _versions(given), graph
-    return graph
+    return _remember(key, given, graph)
 
 
 def size_above(index: Tensor) -> int:
@@ -82,12 +80,25 @@ def size_above(index: Tensor) -> int:
         >>> size_above(torch.tensor([2, 5])), size_above(torch.tensor([], dtype=torch.int64))
         (8, 1)
     """
-    if index not in _SIZES or _SIZES[index][0] != _versions([index]):
+    known = _known(id(index), [index])
+    if known is None:
         largest = int(index.max()) if index.numel() else 0
-        _SIZES[index] = _versions([index]), 1 << max(0, largest).bit_length()
-    return int(_SIZES[index][1])
+        known = _remember(id(index), [index], 1 << max(0, largest).bit_length())
+    return int(known)
 
 
-def _versions(tensors: Sequence[Tensor | None]) -> list[int]:
-    """Return the number of changes of each tensor; an inference tensor has none to return."""
-    return [0 if tensor is None or tensor.is_inference() else tensor._version for tensor in tensors]
+def _known(key: Any, tensors: Iterable[Tensor]) -> Any:
+    """Return the value of unchanged tensors, or None."""
+    versions, value, _ = _KNOWN.get(key, ([], None, []))
+    return value if versions == _versions(tensors) else None
+
+
+def _remember(key: Any, tensors: Iterable[Tensor], value: Any) -> Any:
+    references = [weakref.ref(tensor, lambda _: _KNOWN.pop(key, None)) for tensor in tensors]
+    _KNOWN[key] = _versions(tensors), value, references
+    return value
+
+
+def _versions(tensors: Iterable[Tensor]) -> list[int]:
+    """Return the number of changes of each tensor; an inference tensor does not count them."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
