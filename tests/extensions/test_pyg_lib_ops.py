@@ -34,7 +34,9 @@ def test_a_softmax_over_segments_sums_to_one_and_has_the_gradient_of_pygs(pyg_li
         weights = pyg_lib.ops.softmax_csr(of, PTR, dim)
         assert_close(weights, softmax(of, index, dim=dim))
         assert_close(softmax(of, ptr=PTR, dim=dim), weights)
-    assert torch.autograd.gradcheck(lambda one: pyg_lib.ops.softmax_csr(one, PTR), src)
+    assert torch.autograd.gradgradcheck(lambda one: pyg_lib.ops.softmax_csr(one, PTR), src)
+    half = pyg_lib.ops.softmax_csr(src.detach().half(), PTR)
+    assert_close(half, pyg_lib.ops.softmax_csr(src.detach(), PTR).half())
     with pytest.raises(ValueError, match="number of entries, 5"):
         pyg_lib.ops.softmax_csr(src, PTR[:-1])
 

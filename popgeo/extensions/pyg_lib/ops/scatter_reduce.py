@@ -1,12 +1,16 @@
 """Several reductions by index at once, sorting of indices, and the softmax over segments."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops import scatter, scatter_softmax
+from popgeo.ops import scatter
+from popgeo.ops.half_precision import in_float32
+from popgeo.ops.refusals import refuse_integers
+from popgeo.ops.segment_sum import segment_sum_rows
 from popgeo.sampling.compress import compress
 from popgeo.sampling.compressed_graph import check_range
 
@@ -64,6 +68,7 @@ def index_sort(inputs: Tensor, max_value: int | None = None) -> tuple[Tensor, Te
     return ordered.to(inputs.dtype), torch.arange(len(inputs)) if perm is None else perm
 
 
+@in_float32
 def softmax_csr(src: Tensor, ptr: Tensor, dim: int = 0) -> Tensor:
     """Compute the softmax over consecutive entries.
 
@@ -82,8 +87,29 @@ def softmax_csr(src: Tensor, ptr: Tensor, dim: int = 0) -> Tensor:
         >>> softmax_csr(torch.tensor([1.0, 1.0, 5.0]), torch.tensor([0, 2, 3]))
         tensor([0.5000, 0.5000, 1.0000])
     """
+    refuse_integers(src)
     sizes = ptr.diff()
     if len(ptr) == 0 or int(ptr[0]) != 0 or int(ptr[-1]) != src.shape[dim] or bool((sizes < 0).any()):
         raise ValueError(f"ptr must ascend from 0 to the number of entries, {src.shape[dim]}; found {ptr}.")
     segment = torch.repeat_interleave(torch.arange(len(sizes), device=ptr.device), sizes, output_size=src.shape[dim])
-    return scatter_softmax(src, segment, dim, len(sizes))
+    rows = src.movedim(dim, 0)
+    weights = _SegmentSoftmax.apply(rows.reshape(len(rows), rows.shape[1:].numel()).contiguous(), ptr, segment)
+    return weights.view(rows.shape).movedim(0, dim)
+
+
+class _SegmentSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ptr: Tensor, segment: Tensor) -> Tensor:
+        """Return the softmax of each column over each segment. [num_entries, channels]."""
+        largest = torch.segment_reduce(rows, "max", offsets=ptr, unsafe=True)
+        weights = largest.index_select(0, segment).neg_().add_(rows).exp_()
+        weights /= segment_sum_rows(weights, ptr).index_select(0, segment)
+        ctx.save_for_backward(weights, ptr, segment)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of the scores; it is differentiable again."""
+        weights, ptr, segment = ctx.saved_tensors
+        product = grad * weights
+        return product - weights * segment_sum_rows(product, ptr).index_select(0, segment), None, None
