@@ -119,3 +119,7 @@ def _switch_on_in_pyg() -> None:
     for name, value in changed.items():
         if vars(typing).get(name) is not value:
             _SWITCHES.enter_context(replaced(typing, name, value))
+    layer: Any = sys.modules.get("torch_geometric.nn.conv.spline_conv")  # it imports functions, not a switch
+    if now.WITH_SPLINE and layer is not None and layer.spline_basis is None:
+        for name in ("spline_basis", "spline_weighting"):
+            _SWITCHES.enter_context(replaced(layer, name, getattr(now.pyg_lib.ops, name)))

@@ -24,3 +24,8 @@ def torch_scatter() -> ModuleType:
 @pytest.fixture
 def torch_cluster() -> ModuleType:
     return importlib.import_module("torch_cluster")
+
+
+@pytest.fixture
+def pyg_lib() -> ModuleType:
+    return importlib.import_module("pyg_lib")

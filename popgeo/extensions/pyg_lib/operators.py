@@ -32,21 +32,18 @@ def hetero_neighbor_sample(
     """Call `sampler.hetero_neighbor_sample` with the three parts of each edge type's name joined by `__`."""
     names = {"__".join(edge_type): edge_type for edge_type in edge_types}
 
-    def by_type(of: Mapping[str, Any] | None) -> dict[tuple[str, str, str], Any] | None:
-        return None if of is None else {edge_type: of[name] for name, edge_type in names.items() if name in of}
+    def by_type(of: Mapping[str, Any]) -> dict[tuple[str, str, str], Any]:
+        return {edge_type: of[name] for name, edge_type in names.items() if name in of}
 
-    graph = (by_type(rowptr), by_type(col), seed, by_type(num_neighbors))
-    found = sampler.hetero_neighbor_sample(
-        *graph,
-        node_time,
-        by_type(edge_time),
-        seed_time,
-        by_type(edge_weight),
-        *choices,  # type: ignore[arg-type]
-    )
-    row, column, node, edge, num_nodes, num_edges = found
-    by_name = [of and {"__".join(key): part for key, part in of.items()} for of in (row, column, edge, num_edges)]
-    return by_name[0], by_name[1], node, by_name[2], num_nodes, by_name[3]
+    graph = by_type(rowptr), by_type(col), seed, by_type(num_neighbors)
+    times = node_time, None if edge_time is None else by_type(edge_time), seed_time
+    weight = None if edge_weight is None else by_type(edge_weight)
+    row, column, node, edge, num_nodes, num_edges = sampler.hetero_neighbor_sample(*graph, *times, weight, *choices)
+
+    def by_name(of: Mapping[tuple[str, str, str], Any]) -> dict[str, Any]:
+        return {"__".join(edge_type): part for edge_type, part in of.items()}
+
+    return by_name(row), by_name(column), node, None if edge is None else by_name(edge), num_nodes, by_name(num_edges)
 
 
 _OPERATORS: dict[str, Callable[..., Any]] = {

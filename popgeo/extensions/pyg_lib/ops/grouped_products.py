@@ -4,6 +4,7 @@ Both are torch's operations, with derivatives of any order on every device.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def segment_matmul(inputs: Tensor, ptr: Tensor, other: Tensor, bias: Tensor | No
         tensor([ 10.,  20., 300.])
     """
     ends = ptr.tolist()
-    sizes = [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    sizes = [end - start for start, end in pairwise(ends)]
     if not ends or ends[0] != 0 or ends[-1] != len(inputs) or any(size < 0 for size in sizes):
         raise ValueError(f"ptr is {ends}; it must ascend from 0 to the number of rows, {len(inputs)}.")
     if len(sizes) != len(other):

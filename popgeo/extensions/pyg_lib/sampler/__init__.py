@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from popgeo.sampling import random_walk as walks
 from popgeo.sampling.compressed_graph import CompressedGraph, Direction, check_range
 from popgeo.sampling.node_table import NodeTable
-from popgeo.sampling import random_walk as walks
 from popgeo.sampling.sample_neighbors import sample_neighbors
 
 from .known_graphs import known_graph, size_above
@@ -82,13 +82,13 @@ def neighbor_sample(
         ([0, 1], [1, 2], [2, 0, 1], [2, 0], [1, 1, 1], [1, 1])
     """
     only = ("", "", "")
-    times = (None if time is None else {key: time} for key, time in (("", node_time), (only, edge_time)))
     sample = hetero_neighbor_sample(
         {only: rowptr},
         {only: col},
         {"": seed},
         {only: num_neighbors},
-        *times,
+        None if node_time is None else {"": node_time},
+        None if edge_time is None else {only: edge_time},
         None if seed_time is None else {"": seed_time},
         None if edge_weight is None else {only: edge_weight},
         csc,
@@ -136,8 +136,8 @@ def hetero_neighbor_sample(
     alone = [
         (node_type, "", node_type) for node_type in seed_dict if not any(node_type in (a, c) for a, _, c in graphs)
     ]
-    lonely = {key: _without_edges(seed_dict[key[0]]) for key in alone}
-    timed = node_time_dict is not None or edge_time_dict is not None
+    lonely = {key: _without_edges(seed_dict[key[0]], csc) for key in alone}
+    timed = any(graph.time is not None for graph in graphs.values())
     if timed and not disjoint:
         raise ValueError("Times are given, but disjoint=False: each seed needs a separate tree. Pass disjoint=True.")
     if node_time_dict is not None and seed_time_dict is None:
@@ -252,7 +252,8 @@ def _graphs(
     }
 
 
-def _without_edges(seeds: Tensor) -> CompressedGraph:
+def _without_edges(seeds: Tensor, csc: bool) -> CompressedGraph:
     """Return a graph that has the seeds, but no edge."""
     num_nodes = size_above(seeds)
-    return CompressedGraph(rowptr=seeds.new_zeros(num_nodes + 1), col=seeds.new_empty(0), num_cols=num_nodes)
+    none, direction = seeds.new_empty(0), Direction.INCOMING if csc else Direction.OUTGOING
+    return CompressedGraph(rowptr=seeds.new_zeros(num_nodes + 1), col=none, num_cols=num_nodes, direction=direction)

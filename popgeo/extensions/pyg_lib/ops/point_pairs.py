@@ -1,10 +1,10 @@
 """Searches and clusters of points and of nodes with pyg-lib's arguments: segments instead of a graph per point."""
 
-import torch
 from torch import Tensor
 
 from popgeo.capture.static_neighbors import grid_cluster as grid_cluster
-from popgeo.ops.point_search import farthest_points, near_points
+from popgeo.ops.point_search import farthest_points as fps
+from popgeo.ops.point_search import near_points
 from popgeo.sampling.pair_nodes import pair_nodes as graclus_cluster
 
 __all__ = ["fps", "graclus_cluster", "grid_cluster", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
@@ -34,6 +34,7 @@ def knn(
         Rows of `y` (row 0) and of `x` (row 1). [2, num_pairs]
 
     Example:
+        >>> import torch
         >>> knn(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.9]]), 3)
         tensor([[0, 0],
                 [1, 0]])
@@ -66,6 +67,7 @@ def radius(
         ignore_same_index: Whether row i of `x` is never a neighbor of row i of `y`.
 
     Example:
+        >>> import torch
         >>> radius(torch.tensor([[0.0], [1.0], [9.0]]), torch.tensor([[0.2]]), 1.0)
         tensor([[0, 0],
                 [0, 1]])
@@ -87,12 +89,12 @@ def knn_graph(
     pyg-lib exchanges the rows for `flow="target_to_source"`. PyG's function of this name has the opposite order.
 
     Example:
+        >>> import torch
         >>> knn_graph(torch.tensor([[0.0], [1.0], [5.0]]), 1)
         tensor([[0, 1, 2],
                 [1, 0, 1]])
     """
-    pairs = near_points(x, x, k, ptr, ptr, cosine=cosine, skip_same=not loop)
-    return pairs if flow == "source_to_target" else pairs.flip([0])
+    return _with_flow(near_points(x, x, k, ptr, ptr, cosine=cosine, skip_same=not loop), flow)
 
 
 def radius_graph(
@@ -107,36 +109,33 @@ def radius_graph(
     """Return each node (row 0) with the nodes of its segment at a distance of at most `r` (row 1), as in `knn_graph`.
 
     Example:
+        >>> import torch
         >>> radius_graph(torch.tensor([[0.0], [1.0], [5.0]]), 1.0)
         tensor([[0, 1],
                 [1, 0]])
     """
-    pairs = near_points(x, x, max_num_neighbors, ptr, ptr, r=r, skip_same=not loop)
-    return pairs if flow == "source_to_target" else pairs.flip([0])
+    return _with_flow(near_points(x, x, max_num_neighbors, ptr, ptr, r=r, skip_same=not loop), flow)
 
 
 def nearest(x: Tensor, y: Tensor, ptr_x: Tensor | None = None, ptr_y: Tensor | None = None) -> Tensor:
-    """Return the nearest row of `y` in the same segment for each row of `x`; -1 if the segment has no row of `y`.
+    """Return the nearest row of `y` in the same segment for each row of `x`.
+
+    Raises:
+        ValueError: a segment of `x` has no point in `y`.
 
     Example:
+        >>> import torch
         >>> nearest(torch.tensor([[0.0], [4.0]]), torch.tensor([[5.0], [1.0]]))
         tensor([1, 0])
     """
-    rows, found = near_points(y, x, 1, ptr_y, ptr_x)
-    return torch.full((len(x),), -1, device=x.device).scatter_(0, rows, found)
+    found = near_points(y, x, 1, ptr_y, ptr_x)[1]
+    if len(found) < len(x):
+        raise ValueError("nearest needs a finite point of y for each row of x; a segment of y has none.")
+    return found
 
 
-def fps(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: bool = True) -> Tensor:
-    """Sample points of each segment: choose the point farthest from all chosen points, again and again.
-
-    Args:
-        src: Points. [num_points, dimensions]
-        ptr: The start of each segment, and the end. [num_segments + 1]
-        ratio: The share of a segment's points to choose, rounded up.
-        random_start: Whether to begin with a random point of a segment instead of its first.
-
-    Example:
-        >>> fps(torch.tensor([[0.0], [1.0], [5.0], [2.0]]), torch.tensor([0, 4]), random_start=False)
-        tensor([0, 2])
-    """
-    return farthest_points(src, ptr, ratio, random_start)
+def _with_flow(pairs: Tensor, flow: str) -> Tensor:
+    flows = ("source_to_target", "target_to_source")
+    if flow not in flows:
+        raise ValueError(f"flow is {flow!r}; it is one of {', '.join(flows)}.")
+    return pairs if flow == flows[0] else pairs.flip(0)
