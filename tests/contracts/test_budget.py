@@ -24,17 +24,18 @@ PLACES = {
     "train": ("train/", "lightning.py"),
 }
 # Round numbers, about 2 % above the present counts, so that a guest can add a model or an operation. The core has 1,800
-# lines for kernels with torch's bits, since a step would otherwise return to Python for a third of its operations.
+# lines for kernels with torch's bits, since a step would otherwise return to Python for a third of its operations. It has
+# 1,300 lines for PyG's extensions and their searches among points, which replace 200 lines of compat.
 BUDGETS = {
-    "core": 40_400,
-    "compat": 3_420,
+    "core": 41_700,
+    "compat": 3_270,
     "systems": 2_190,
     "models": 1_570,
     "reach": 3_470,
     "kit": 2_080,
     "train": 870,
 }
-ALL = 54_000
+ALL = 55_200
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 350, 40
 # An operation's cost and its lowering are found by one name.

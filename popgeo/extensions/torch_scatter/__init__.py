@@ -6,7 +6,7 @@ While a step is compiled, `dim_size` or `out` is required if torch_scatter would
 from popgeo import ops
 from popgeo.ops.register_op import with_arguments_of
 
-from . import segment
+from . import sorted_index
 from .composite import scatter_log_softmax as scatter_log_softmax
 from .composite import scatter_logsumexp as scatter_logsumexp
 from .composite import scatter_softmax as scatter_softmax
@@ -26,9 +26,9 @@ segment_mean_csr = with_arguments_of("torch_scatter", ops.segment_mean_csr)
 segment_min_csr = with_arguments_of("torch_scatter", ops.segment_min_csr)
 segment_max_csr = with_arguments_of("torch_scatter", ops.segment_max_csr)
 segment_coo = with_arguments_of("torch_scatter", ops.segment_coo)
-segment_sum_coo = segment_add_coo = with_arguments_of("torch_scatter", segment.segment_sum_coo)
-segment_mean_coo = with_arguments_of("torch_scatter", segment.segment_mean_coo)
-segment_min_coo = with_arguments_of("torch_scatter", segment.segment_min_coo)
-segment_max_coo = with_arguments_of("torch_scatter", segment.segment_max_coo)
+segment_sum_coo = segment_add_coo = with_arguments_of("torch_scatter", sorted_index.segment_sum_coo)
+segment_mean_coo = with_arguments_of("torch_scatter", sorted_index.segment_mean_coo)
+segment_min_coo = with_arguments_of("torch_scatter", sorted_index.segment_min_coo)
+segment_max_coo = with_arguments_of("torch_scatter", sorted_index.segment_max_coo)
 gather_csr = with_arguments_of("torch_scatter", ops.gather_csr)
 gather_coo = with_arguments_of("torch_scatter", ops.gather_coo)

@@ -21,6 +21,7 @@ constexpr Int kLeaf = 24;         // a node with more points is divided
 constexpr Int kTreeDims = 12;     // with more dimensions a tree skips too few points, and all points are one leaf
 constexpr Int kBlock = 64;        // distances that are computed at once
 constexpr Int kQueries = 256;     // centers that one thread takes at once
+constexpr Int kSorted = 48;       // up to this number of slots neighbors stay sorted; more are a heap
 
 template <typename T>
 class Trees {
@@ -61,7 +62,7 @@ class Trees {
         query.worst = static_cast<T>(a_.limit);
         query.best.clear();
         if (roots_[graph] >= 0 && a_.slots > 0 && is_finite(query.at)) visit(roots_[graph], query);
-        std::sort(query.best.begin(), query.best.end());
+        if (a_.slots > kSorted) std::sort(query.best.begin(), query.best.end());
         counts.push_back(static_cast<Int>(query.best.size()));
         for (const auto& one : query.best) rows.push_back(one.second);
       }
@@ -76,7 +77,7 @@ class Trees {
     const T* at;
     Int own;
     T worst;                               // a larger distance is not needed
-    std::vector<std::pair<T, Int>> best;  // a heap, once all slots are taken
+    std::vector<std::pair<T, Int>> best;  // sorted, or with many slots a heap once all are taken
   };
 
   bool is_finite(const T* point) const {
@@ -158,9 +159,19 @@ class Trees {
     auto& best = query.best;
     if (row == query.own) return;
     const std::pair<T, Int> one(distance, row);
-    if (static_cast<Int>(best.size()) < a_.slots) {
+    const bool is_full = static_cast<Int>(best.size()) == a_.slots, is_last = static_cast<Int>(best.size()) + 1 == a_.slots;
+    if (a_.slots <= kSorted) {
+      if (!is_full) best.push_back(one);
+      else if (!(one < best.back())) return;
+      auto at = best.end() - 1;
+      for (; at != best.begin() && one < *(at - 1); --at) *at = *(at - 1);
+      *at = one;
+      if (is_full || is_last) query.worst = best.back().first;
+      return;
+    }
+    if (!is_full) {
       best.push_back(one);
-      if (static_cast<Int>(best.size()) < a_.slots) return;
+      if (!is_last) return;
       std::make_heap(best.begin(), best.end());
     } else {
       if (!(one < best.front())) return;

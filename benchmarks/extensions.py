@@ -1,0 +1,136 @@
+"""popgeo's torch_scatter and torch_cluster next to the original packages, at one thread: ratios of times.
+
+Build the originals for the installed torch: `pip install --no-build-isolation torch_scatter torch_cluster`. Without
+them the script prints popgeo's times only.
+
+python benchmarks/extensions.py
+python benchmarks/extensions.py --only radius
+"""
+
+import argparse
+import importlib
+import importlib.util
+import platform
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from timing import geometric_mean, measure
+from torch import Tensor
+
+from popgeo.command_line import run
+
+PACKAGES = ("torch_scatter", "torch_cluster")
+Call = Callable[[Any], object]
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    with open("/proc/cpuinfo") as file:
+        return next((line.split(":")[1].strip() for line in file if line.startswith("model name")), platform.machine())
+
+
+def scatter_cases(num_rows: int, num_edges: int, channels: int) -> Iterator[tuple[str, Call]]:
+    """Yield the functions of torch_scatter on edges of a graph, by sorted and by shuffled index."""
+    draw = torch.Generator().manual_seed(0)
+    row = torch.randint(num_rows, (num_edges,), generator=draw).sort().values
+    shuffled = row[torch.randperm(num_edges, generator=draw)]
+    indptr = torch.searchsorted(row, torch.arange(num_rows + 1))
+    src, of_rows = (torch.randn(count, channels, generator=draw) for count in (num_edges, num_rows))
+    for reduce in ("sum", "mean", "min", "max", "mul"):
+        for order, index in (("sorted", row), ("shuffled", shuffled)):
+            yield f"scatter {reduce}, {order}", lambda of, r=reduce, i=index: of.scatter(src, i, 0, None, num_rows, r)
+    for reduce in ("sum", "mean", "min", "max"):
+        yield f"segment_coo {reduce}", lambda of, r=reduce: of.segment_coo(src, row, None, num_rows, r)
+        yield f"segment_csr {reduce}", lambda of, r=reduce: of.segment_csr(src, indptr, None, r)
+    yield "gather_coo", lambda of: of.gather_coo(of_rows, row)
+    yield "gather_csr", lambda of: of.gather_csr(of_rows, indptr)
+    for name in ("softmax", "log_softmax", "std", "logsumexp"):
+        yield (
+            f"scatter_{name}",
+            lambda of, n=name: getattr(of, f"scatter_{n}")(src, shuffled, dim=0, dim_size=num_rows),
+        )
+    weight = torch.randn(num_rows, channels, generator=draw)
+
+    def gradient(of: Any, reduce: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        leaf = src.detach().requires_grad_()
+        return torch.autograd.grad((reduce(of, leaf) * weight).sum(), leaf)[0]
+
+    for reduce in ("sum", "mean", "max"):
+        yield (
+            f"gradient of scatter {reduce}",
+            lambda of, r=reduce: gradient(of, lambda of, x: of.scatter(x, shuffled, 0, None, num_rows, r)),
+        )
+        yield (
+            f"gradient of segment_csr {reduce}",
+            lambda of, r=reduce: gradient(of, lambda of, x: of.segment_csr(x, indptr, None, r)),
+        )
+
+
+def cluster_cases(num_clouds: int, num_points: int, dims: int) -> Iterator[tuple[str, Call]]:
+    """Yield the searches of torch_cluster in clouds of points."""
+    x = torch.randn(num_clouds * num_points, dims, generator=torch.Generator().manual_seed(0))
+    batch = torch.arange(num_clouds).repeat_interleave(num_points)
+    some = torch.cdist(x[: min(num_points, 500)], x[:num_points]).sort(1).values
+    r = float(some[:, min(24, num_points - 1)].median())  # about 24 neighbors
+    for k in (4, 16):
+        yield f"knn_graph k={k}", lambda of, k=k: of.knn_graph(x, k, batch)
+    yield "knn of every fourth point", lambda of: of.knn(x, x[::4].contiguous(), 8, batch, batch[::4].contiguous())
+    yield "radius_graph", lambda of: of.radius_graph(x, r, batch)
+    yield (
+        "radius of every fourth point",
+        lambda of: of.radius(x, x[::4].contiguous(), r, batch, batch[::4].contiguous()),
+    )
+    for ratio in (0.05, 0.25):
+        yield f"fps {ratio}", lambda of, ratio=ratio: of.fps(x, batch, ratio, False)
+
+
+SIZES: dict[str, list[tuple[Callable[..., Iterator[tuple[str, Call]]], tuple[int, int, int]]]] = {
+    "torch_scatter": [
+        (scatter_cases, (1000, 8000, 16)),
+        *((scatter_cases, (20_000, 170_000, c)) for c in (1, 16, 64, 256)),
+    ],
+    "torch_cluster": [
+        (cluster_cases, size)
+        for size in (
+            (1, 1000, 3),
+            (1, 20_000, 3),
+            (64, 30, 3),
+            (32, 1024, 3),
+            (1, 2000, 2),
+            (8, 512, 64),
+            (1, 4096, 16),
+        )
+    ],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="only cases whose names contain this text")
+    parser.add_argument("--rounds", type=int, default=5)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    peers = {name: importlib.import_module(name) for name in PACKAGES if importlib.util.find_spec(name)}
+    print(f"{processor()}, one thread, torch {torch.__version__}")
+    for package, sizes in SIZES.items():
+        variants = {"popgeo": importlib.import_module(f"popgeo.extensions.{package}")}
+        if package in peers:
+            variants["original"] = peers[package]
+        ratios: dict[str, float] = {}
+        for make, size in sizes:
+            for name, call in make(*size):
+                if asked.only in f"{package} {name}":
+                    calls = {key: lambda of=of, call=call: call(of) for key, of in variants.items()}
+                    seconds = measure(calls, rounds=asked.rounds)
+                    case = f"{package} {size}, {name}"
+                    ratios[case] = seconds.get("original", float("nan")) / seconds["popgeo"]
+                    print(f"{case:70} {1e6 * seconds['popgeo']:10.1f} us   {ratios[case]:6.2f}x", flush=True)
+        if ratios and package in peers:
+            worst = min(ratios, key=ratios.__getitem__)
+            mean = geometric_mean([*ratios.values()])
+            print(f"{package}: {mean:.2f}x in the mean of {len(ratios)} cases, {ratios[worst]:.2f}x in {worst}")
+
+
+if __name__ == "__main__":
+    run(main)
