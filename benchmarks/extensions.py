@@ -126,10 +126,12 @@ def main() -> None:
                     seconds = measure(calls, rounds=asked.rounds)
                     ratios[case] = seconds.get("original", float("nan")) / seconds["popgeo"]
                     print(f"{case:70} {1e6 * seconds['popgeo']:10.1f} us   {ratios[case]:6.2f}x", flush=True)
-        if ratios and package in peers:
-            worst = min(ratios, key=ratios.__getitem__)
-            mean = geometric_mean([*ratios.values()])
-            print(f"{package}: {mean:.2f}x in the mean of {len(ratios)} cases, {ratios[worst]:.2f}x in {worst}")
+        for part in ("", "knn", "radius", "fps", "gradient") if package in peers else ():
+            chosen = {case: ratio for case, ratio in ratios.items() if part in case}
+            if chosen:
+                worst = min(chosen, key=chosen.__getitem__)
+                mean = geometric_mean([*chosen.values()])
+                print(f"{package} {part}: {mean:.2f}x in the mean of {len(chosen)}, {chosen[worst]:.2f}x in {worst}")
 
 
 if __name__ == "__main__":
