@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from popgeo.ops.register_op import register_for
+from popgeo.ops.register_op import register_for, with_arguments_of
 
 from . import ops, partition, sampler
 
@@ -79,4 +79,6 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     ),
     "spline_weighting(Tensor x, Tensor weight, Tensor basis, Tensor weight_index) -> Tensor": ops.spline_weighting,
 }
+for function in (ops.index_sort, ops.segment_matmul, ops.softmax_csr):
+    with_arguments_of("pyg", function)  # PyG calls them by their Python names in TorchScript, too
 register_for("pyg", _OPERATORS)
