@@ -120,10 +120,10 @@ def main() -> None:
         ratios: dict[str, float] = {}
         for make, size in sizes:
             for name, call in make(*size):
-                if asked.only in f"{package} {name}":
+                case = f"{package} {size}, {name}"
+                if asked.only in case:
                     calls = {key: lambda of=of, call=call: call(of) for key, of in variants.items()}
                     seconds = measure(calls, rounds=asked.rounds)
-                    case = f"{package} {size}, {name}"
                     ratios[case] = seconds.get("original", float("nan")) / seconds["popgeo"]
                     print(f"{case:70} {1e6 * seconds['popgeo']:10.1f} us   {ratios[case]:6.2f}x", flush=True)
         if ratios and package in peers:

@@ -23,25 +23,40 @@ constexpr Int kBlock = 64;        // distances that are computed at once
 constexpr Int kQueries = 256;     // centers that one thread takes at once
 constexpr Int kSorted = 48;       // up to this number of slots neighbors stay sorted; more are a heap
 
+// A neighbor as one number: its squared distance, which is never negative and so ordered as its bits, then its row.
 template <typename T>
+struct Neighbor;
+template <>
+struct Neighbor<float> {
+  using Key = uint64_t;
+  using Bits = uint32_t;
+};
+template <>
+struct Neighbor<double> {
+  using Key = unsigned __int128;
+  using Bits = uint64_t;
+};
+
+// D is the number of dimensions, or 0 if only the call knows it.
+template <typename T, Int D>
 class Trees {
  public:
-  explicit Trees(const PointSearch& a) : a_(a), x_(static_cast<const T*>(a.x)), y_(static_cast<const T*>(a.y)) {
+  explicit Trees(const PointSearch& a) : a_(a), dims_(D ? D : a.num_dims), x_(static_cast<const T*>(a.x)), y_(static_cast<const T*>(a.y)) {
     const Int num_x = a.ptr_x[a.num_graphs];
     ids_.reserve(num_x);
     for (Int g = 0; g < a.num_graphs; ++g) {
       const Int begin = static_cast<Int>(ids_.size());
       for (Int i = a.ptr_x[g]; i < a.ptr_x[g + 1]; ++i)
-        if (is_finite(x_ + i * a.num_dims)) ids_.push_back(i);
+        if (is_finite(x_ + i * dims())) ids_.push_back(i);
       roots_.push_back(begin == static_cast<Int>(ids_.size()) ? -1 : build(begin, static_cast<Int>(ids_.size())));
     }
-    points_.resize(ids_.size() * a.num_dims);
+    points_.resize(ids_.size() * dims());
     for (const Node& node : nodes_)
       if (node.left < 0) {  // dimension after dimension, so that distances are computed by vectors
         const Int size = node.end - node.begin;
-        T* to = points_.data() + node.begin * a.num_dims;
+        T* to = points_.data() + node.begin * dims();
         for (Int i = 0; i < size; ++i)
-          for (Int d = 0; d < a.num_dims; ++d) to[d * size + i] = x_[ids_[node.begin + i] * a.num_dims + d];
+          for (Int d = 0; d < dims(); ++d) to[d * size + i] = x_[ids_[node.begin + i] * dims() + d];
       }
   }
 
@@ -55,16 +70,17 @@ class Trees {
       Int graph = std::upper_bound(a_.ptr_y, a_.ptr_y + a_.num_graphs + 1, begin) - a_.ptr_y - 1;
       std::vector<Int>&counts = found.counts[block], &rows = found.rows[block];
       Query query;
+      if (a_.slots <= kSorted) query.best.resize(a_.slots);
       for (Int i = begin; i < end; ++i) {
         while (i >= a_.ptr_y[graph + 1]) ++graph;
-        query.at = y_ + i * a_.num_dims;
+        query.at = y_ + i * dims();
         query.own = a_.skips_same ? i : -1;
         query.worst = static_cast<T>(a_.limit);
-        query.best.clear();
+        query.count = 0;
         if (roots_[graph] >= 0 && a_.slots > 0 && is_finite(query.at)) visit(roots_[graph], query);
-        if (a_.slots > kSorted) std::sort(query.best.begin(), query.best.end());
-        counts.push_back(static_cast<Int>(query.best.size()));
-        for (const auto& one : query.best) rows.push_back(one.second);
+        if (a_.slots > kSorted) std::sort(query.best.begin(), query.best.begin() + query.count);
+        counts.push_back(query.count);
+        for (Int at = 0; at < query.count; ++at) rows.push_back(static_cast<Int>(static_cast<Bits>(query.best[at])));
       }
     }
   }
@@ -73,21 +89,37 @@ class Trees {
   struct Node {
     Int begin, end, left, right;  // left < 0: a leaf
   };
+  using Key = typename Neighbor<T>::Key;
+  using Bits = typename Neighbor<T>::Bits;
   struct Query {
     const T* at;
-    Int own;
-    T worst;                               // a larger distance is not needed
-    std::vector<std::pair<T, Int>> best;  // sorted, or with many slots a heap once all are taken
+    Int own, count;
+    T worst;                // a larger distance is not needed
+    std::vector<Key> best;  // `count` keys: sorted, or with many slots a heap once all are taken
   };
+
+  static Key key(T distance, Int row) {
+    Bits bits;
+    std::memcpy(&bits, &distance, sizeof(T));
+    return Key(bits) << (8 * sizeof(T)) | static_cast<Bits>(row);
+  }
+  static T distance(Key key) {
+    const Bits bits = static_cast<Bits>(key >> (8 * sizeof(T)));
+    T result;
+    std::memcpy(&result, &bits, sizeof(T));
+    return result;
+  }
+
+  Int dims() const { return D ? D : dims_; }
 
   bool is_finite(const T* point) const {
     bool finite = true;
-    for (Int d = 0; d < a_.num_dims; ++d) finite &= std::isfinite(point[d]);
+    for (Int d = 0; d < dims(); ++d) finite &= std::isfinite(point[d]);
     return finite;
   }
 
   Int build(Int begin, Int end) {
-    const Int self = static_cast<Int>(nodes_.size()), dims = a_.num_dims;
+    const Int self = static_cast<Int>(nodes_.size()), dims = this->dims();
     nodes_.push_back({begin, end, -1, -1});
     boxes_.resize(boxes_.size() + 2 * dims);
     T *low = boxes_.data() + 2 * dims * self, *high = low + dims;
@@ -115,9 +147,9 @@ class Trees {
 
   // A bound of the distances of all points in a node's box. Rounding never makes it larger than one of them.
   T bound(Int node, const Query& query) const {
-    const T *low = boxes_.data() + 2 * a_.num_dims * node, *high = low + a_.num_dims;
+    const T *low = boxes_.data() + 2 * dims() * node, *high = low + dims();
     T sum = 0;
-    for (Int d = 0; d < a_.num_dims; ++d) {
+    for (Int d = 0; d < dims(); ++d) {
       const T nearest = std::min(std::max(query.at[d], low[d]), high[d]), along = nearest - query.at[d];
       sum += along * along;
     }
@@ -139,12 +171,12 @@ class Trees {
 
   void scan(const Node& node, Query& query) const {
     const Int size = node.end - node.begin;
-    const T* points = points_.data() + node.begin * a_.num_dims;
+    const T* points = points_.data() + node.begin * dims();
     T distances[kBlock];
     for (Int first = 0; first < size; first += kBlock) {
       const Int count = std::min(kBlock, size - first);
       std::fill_n(distances, count, T(0));
-      for (Int d = 0; d < a_.num_dims; ++d) {
+      for (Int d = 0; d < dims(); ++d) {
         const T own = query.at[d];
         const T* along = points + d * size + first;
         POPGEO_VECTORISE
@@ -155,34 +187,36 @@ class Trees {
     }
   }
 
-  void offer(T distance, Int row, Query& query) const {
-    auto& best = query.best;
+  void offer(T near, Int row, Query& query) const {
     if (row == query.own) return;
-    const std::pair<T, Int> one(distance, row);
-    const bool is_full = static_cast<Int>(best.size()) == a_.slots, is_last = static_cast<Int>(best.size()) + 1 == a_.slots;
+    const Key one = key(near, row);
+    Key* best = query.best.data();
+    Int num_kept = query.count;
     if (a_.slots <= kSorted) {
-      if (!is_full) best.push_back(one);
-      else if (!(one < best.back())) return;
-      auto at = best.end() - 1;
-      for (; at != best.begin() && one < *(at - 1); --at) *at = *(at - 1);
-      *at = one;
-      if (is_full || is_last) query.worst = best.back().first;
+      if (num_kept == a_.slots && one >= best[--num_kept]) return;  // the last one is replaced
+      Int at = num_kept;
+      for (; at > 0 && best[at - 1] > one; --at) best[at] = best[at - 1];
+      best[at] = one;
+      query.count = num_kept + 1;
+      if (query.count == a_.slots) query.worst = distance(best[a_.slots - 1]);
       return;
     }
-    if (!is_full) {
-      best.push_back(one);
-      if (!is_last) return;
-      std::make_heap(best.begin(), best.end());
+    if (num_kept < a_.slots) {
+      if (num_kept == static_cast<Int>(query.best.size())) query.best.push_back(one);
+      else best[num_kept] = one;
+      if (++query.count < a_.slots) return;
+      std::make_heap(query.best.begin(), query.best.end());
     } else {
-      if (!(one < best.front())) return;
-      std::pop_heap(best.begin(), best.end());
-      best.back() = one;
-      std::push_heap(best.begin(), best.end());
+      if (one >= best[0]) return;
+      std::pop_heap(query.best.begin(), query.best.end());
+      query.best.back() = one;
+      std::push_heap(query.best.begin(), query.best.end());
     }
-    query.worst = best.front().first;
+    query.worst = distance(query.best.front());
   }
 
   const PointSearch& a_;
+  const Int dims_;
   const T *x_, *y_;
   std::vector<Int> ids_, roots_;
   std::vector<Node> nodes_;
@@ -233,9 +267,16 @@ void farthest(const FarthestPoints& a) {
                                a.num_dims, a.ptr[g], a.out + a.out_ptr[g], a.out_ptr[g + 1] - a.out_ptr[g]);
 }
 
+template <typename T>
+void find_among(const PointSearch& a, FoundPoints& found) {
+  if (a.num_dims == 2) Trees<T, 2>(a).find(found);
+  else if (a.num_dims == 3) Trees<T, 3>(a).find(found);
+  else Trees<T, 0>(a).find(found);
+}
+
 void find(const PointSearch& a, FoundPoints& found) {
-  if (a.is_double) Trees<double>(a).find(found);
-  else Trees<float>(a).find(found);
+  if (a.is_double) find_among<double>(a, found);
+  else find_among<float>(a, found);
 }
 
 void choose(const FarthestPoints& a) {
