@@ -71,14 +71,9 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "fps(Tensor src, Tensor ptr, float ratio=0.5, bool random_start=True) -> Tensor": ops.fps,
     "grid_cluster(Tensor pos, Tensor size, Tensor? start=None, Tensor? end=None) -> Tensor": ops.grid_cluster,
     "graclus_cluster(Tensor rowptr, Tensor col, Tensor? weight=None) -> Tensor": ops.graclus_cluster,
-    "index_sort(Tensor input, int? max=None) -> (Tensor, Tensor)": ops.index_sort,
-    "segment_matmul(Tensor input, Tensor ptr, Tensor other) -> Tensor": ops.segment_matmul,
     "grouped_matmul(Tensor[] input, Tensor[] other) -> Tensor[]": ops.grouped_matmul,
-    "spline_basis(Tensor pseudo, Tensor kernel_size, Tensor is_open_spline, int degree=1) -> (Tensor, Tensor)": (
-        ops.spline_basis
-    ),
-    "spline_weighting(Tensor x, Tensor weight, Tensor basis, Tensor weight_index) -> Tensor": ops.spline_weighting,
 }
-for function in (ops.index_sort, ops.segment_matmul, ops.softmax_csr):
-    with_arguments_of("pyg", function)  # PyG calls them by their Python names in TorchScript, too
 register_for("pyg", _OPERATORS)
+# PyG calls these by their Python names in TorchScript, too.
+for function in (ops.index_sort, ops.segment_matmul, ops.softmax_csr, ops.spline_basis, ops.spline_weighting):
+    with_arguments_of("pyg", function)

@@ -216,8 +216,8 @@ def random_walk(rowptr: Tensor, col: Tensor, seed: Tensor, walk_length: int, p: 
         >>> random_walk(rowptr, col, torch.tensor([2]), walk_length=3)
         tensor([[2, 0, 1, 2]])
     """
-    graph = known_graph(rowptr, col, len(rowptr) - 1, direction=Direction.OUTGOING)
-    return walks.random_walk(graph, seed, walk_length, p=p, q=q)[0].to(rowptr.dtype)
+    graph = known_graph(rowptr.cpu(), col.cpu(), len(rowptr) - 1, direction=Direction.OUTGOING)
+    return walks.random_walk(graph, seed.cpu(), walk_length, p=p, q=q)[0].to(rowptr)
 
 
 def _graphs(
