@@ -25,7 +25,18 @@ CHECKSUM = zlib.crc32(
     b"".join(path.read_bytes() for path in sorted(CSRC.glob("*.[ch]*")))
 )  # the same sum as in popgeo/native/library.py
 # Compiled again for each set of newer processors; the right version is chosen at loading.
-KERNEL_NAMES = ("kernels", "chains", "elements", "filter", "interaction", "point_search", "products", "rounding", "sums", "tensor_product")
+KERNEL_NAMES = (
+    "kernels",
+    "chains",
+    "elements",
+    "filter",
+    "interaction",
+    "point_search",
+    "products",
+    "rounding",
+    "sums",
+    "tensor_product",
+)
 KERNELS = [str(CSRC / f"{name}.cpp") for name in KERNEL_NAMES]
 WITH_ISAS = os.environ.get("POPGEO_ISAS") != "none"  # none: only kernels for every processor, which compile faster
 ISAS = {

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import platform
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,59 +31,64 @@ def processor() -> str:
         return next((line.split(":")[1].strip() for line in file if line.startswith("model name")), platform.machine())
 
 
+def call(name: str, *given: Any, **named: Any) -> Call:
+    """Return a call of a package's function."""
+    return lambda of: getattr(of, name)(*given, **named)
+
+
+def gradient(reduce: Callable[[Any, Tensor], Tensor], src: Tensor, weight: Tensor) -> Call:
+    """Return a call that computes the gradient of a weighted sum of a reduction."""
+
+    def run(of: Any) -> Tensor:
+        leaf = src.detach().requires_grad_()
+        return torch.autograd.grad((reduce(of, leaf) * weight).sum(), leaf)[0]
+
+    return run
+
+
 def scatter_cases(num_rows: int, num_edges: int, channels: int) -> Iterator[tuple[str, Call]]:
     """Yield the functions of torch_scatter on edges of a graph, by sorted and by shuffled index."""
     draw = torch.Generator().manual_seed(0)
     row = torch.randint(num_rows, (num_edges,), generator=draw).sort().values
     shuffled = row[torch.randperm(num_edges, generator=draw)]
     indptr = torch.searchsorted(row, torch.arange(num_rows + 1))
-    src, of_rows = (torch.randn(count, channels, generator=draw) for count in (num_edges, num_rows))
+    src, of_rows, weight = (torch.randn(n, channels, generator=draw) for n in (num_edges, num_rows, num_rows))
     for reduce in ("sum", "mean", "min", "max", "mul"):
         for order, index in (("sorted", row), ("shuffled", shuffled)):
-            yield f"scatter {reduce}, {order}", lambda of, r=reduce, i=index: of.scatter(src, i, 0, None, num_rows, r)
+            yield f"scatter {reduce}, {order}", call("scatter", src, index, 0, None, num_rows, reduce)
     for reduce in ("sum", "mean", "min", "max"):
-        yield f"segment_coo {reduce}", lambda of, r=reduce: of.segment_coo(src, row, None, num_rows, r)
-        yield f"segment_csr {reduce}", lambda of, r=reduce: of.segment_csr(src, indptr, None, r)
-    yield "gather_coo", lambda of: of.gather_coo(of_rows, row)
-    yield "gather_csr", lambda of: of.gather_csr(of_rows, indptr)
+        yield f"segment_coo {reduce}", call("segment_coo", src, row, None, num_rows, reduce)
+        yield f"segment_csr {reduce}", call("segment_csr", src, indptr, None, reduce)
+    yield "gather_coo", call("gather_coo", of_rows, row)
+    yield "gather_csr", call("gather_csr", of_rows, indptr)
     for name in ("softmax", "log_softmax", "std", "logsumexp"):
-        yield (
-            f"scatter_{name}",
-            lambda of, n=name: getattr(of, f"scatter_{n}")(src, shuffled, dim=0, dim_size=num_rows),
-        )
-    weight = torch.randn(num_rows, channels, generator=draw)
-
-    def gradient(of: Any, reduce: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        leaf = src.detach().requires_grad_()
-        return torch.autograd.grad((reduce(of, leaf) * weight).sum(), leaf)[0]
-
+        yield f"scatter_{name}", call(f"scatter_{name}", src, shuffled, dim=0, dim_size=num_rows)
     for reduce in ("sum", "mean", "max"):
-        yield (
-            f"gradient of scatter {reduce}",
-            lambda of, r=reduce: gradient(of, lambda of, x: of.scatter(x, shuffled, 0, None, num_rows, r)),
-        )
-        yield (
-            f"gradient of segment_csr {reduce}",
-            lambda of, r=reduce: gradient(of, lambda of, x: of.segment_csr(x, indptr, None, r)),
-        )
+
+        def by_index(of: Any, x: Tensor, reduce: str = reduce) -> Tensor:
+            return of.scatter(x, shuffled, 0, None, num_rows, reduce)
+
+        def by_pointers(of: Any, x: Tensor, reduce: str = reduce) -> Tensor:
+            return of.segment_csr(x, indptr, None, reduce)
+
+        yield f"gradient of scatter {reduce}", gradient(by_index, src, weight)
+        yield f"gradient of segment_csr {reduce}", gradient(by_pointers, src, weight)
 
 
 def cluster_cases(num_clouds: int, num_points: int, dims: int) -> Iterator[tuple[str, Call]]:
     """Yield the searches of torch_cluster in clouds of points."""
     x = torch.randn(num_clouds * num_points, dims, generator=torch.Generator().manual_seed(0))
     batch = torch.arange(num_clouds).repeat_interleave(num_points)
+    y, of_y = x[::4].contiguous(), batch[::4].contiguous()
     some = torch.cdist(x[: min(num_points, 500)], x[:num_points]).sort(1).values
     r = float(some[:, min(24, num_points - 1)].median())  # about 24 neighbors
     for k in (4, 16):
-        yield f"knn_graph k={k}", lambda of, k=k: of.knn_graph(x, k, batch)
-    yield "knn of every fourth point", lambda of: of.knn(x, x[::4].contiguous(), 8, batch, batch[::4].contiguous())
-    yield "radius_graph", lambda of: of.radius_graph(x, r, batch)
-    yield (
-        "radius of every fourth point",
-        lambda of: of.radius(x, x[::4].contiguous(), r, batch, batch[::4].contiguous()),
-    )
+        yield f"knn_graph k={k}", call("knn_graph", x, k, batch)
+    yield "knn of every fourth point", call("knn", x, y, 8, batch, of_y)
+    yield "radius_graph", call("radius_graph", x, r, batch)
+    yield "radius of every fourth point", call("radius", x, y, r, batch, of_y)
     for ratio in (0.05, 0.25):
-        yield f"fps {ratio}", lambda of, ratio=ratio: of.fps(x, batch, ratio, False)
+        yield f"fps {ratio}", call("fps", x, batch, ratio, False)
 
 
 SIZES: dict[str, list[tuple[Callable[..., Iterator[tuple[str, Call]]], tuple[int, int, int]]]] = {
@@ -119,13 +125,14 @@ def main() -> None:
             variants["original"] = peers[package]
         ratios: dict[str, float] = {}
         for make, size in sizes:
-            for name, call in make(*size):
+            for name, use in make(*size):
                 case = f"{package} {size}, {name}"
                 if asked.only in case:
-                    calls = {key: lambda of=of, call=call: call(of) for key, of in variants.items()}
+                    calls = {key: partial(use, of) for key, of in variants.items()}
                     seconds = measure(calls, rounds=asked.rounds)
-                    ratios[case] = seconds.get("original", float("nan")) / seconds["popgeo"]
-                    print(f"{case:70} {1e6 * seconds['popgeo']:10.1f} us   {ratios[case]:6.2f}x", flush=True)
+                    ratios[case] = seconds.get("original", 0.0) / seconds["popgeo"]
+                    compared = f"{ratios[case]:6.2f}x" if package in peers else ""
+                    print(f"{case:70} {1e6 * seconds['popgeo']:10.1f} us   {compared}", flush=True)
         for part in ("", "knn", "radius", "fps", "gradient") if package in peers else ():
             chosen = {case: ratio for case, ratio in ratios.items() if part in case}
             if chosen:

@@ -186,8 +186,8 @@ def nearest(
     of_y = {0} if batch_y is None else None if isinstance(batch_y, Tensor) else {*batch_y}
     if isinstance(batch_x, list | tuple) and of_y is not None and {*batch_x} - of_y:
         raise ValueError("Some batch indices occur in 'batch_x' that do not occur in 'batch_y'")
-    clouds = (batch if batch is None else torch.as_tensor(batch) for batch in (batch_y, batch_x))
-    rows, found = nearest_rows(y, x, 1, _same_graph(y, x, *clouds))
+    graphs_x, graphs_y = (batch if batch is None else torch.as_tensor(batch) for batch in (batch_x, batch_y))
+    rows, found = nearest_rows(y, x, 1, _same_graph(y, x, graphs_y, graphs_x))
     return torch.where(found, rows, -1).squeeze(1)
 
 

@@ -24,8 +24,8 @@ PLACES = {
     "train": ("train/", "lightning.py"),
 }
 # Round numbers, about 2 % above the present counts, so that a guest can add a model or an operation. The core has 1,800
-# lines for kernels with torch's bits, since a step would otherwise return to Python for a third of its operations. It has
-# 1,300 lines for PyG's extensions and their searches among points, which replace 200 lines of compat.
+# lines for kernels with torch's bits, since a step would otherwise return to Python for a third of its operations. It
+# has 1,300 lines for PyG's extensions and their searches among points, which replace 200 lines of compat.
 BUDGETS = {
     "core": 41_700,
     "compat": 3_270,
