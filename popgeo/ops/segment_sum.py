@@ -21,8 +21,8 @@ _pack_gather = struct.Struct("6q").pack  # GatherCsrCall
 
 def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
     """Return the row of each edge, or `num_rows` for an edge outside all rows. [num_edges]."""
-    if indptr.is_cpu and is_direct(indptr):
-        first, last = _check_pointers(indptr, num_edges)
+    if indptr.is_cpu and is_direct(indptr) and _climb(indptr, num_edges):
+        first, last = int(indptr[0]), int(indptr[-1])
         sizes = torch.cat([indptr.diff(), indptr.new_tensor([num_edges - last])])
         row = torch.repeat_interleave(sizes.long(), output_size=num_edges - first)
         return row if first == 0 else F.pad(row, (first, 0), value=len(indptr) - 1)
