@@ -31,6 +31,7 @@ KERNEL_NAMES = (
     "elements",
     "filter",
     "interaction",
+    "point_search",
     "products",
     "rounding",
     "sums",

@@ -1,5 +1,7 @@
 """Speed of sampling neighbors from a large graph, next to PyTorch Geometric on torch_sparse and a plain gather.
 
+PyG's own sampler and loader also run on `popgeo.extensions`, which provides pyg_lib.
+
     python benchmarks/sampling.py [--quick] [--plan papers100M]
 
 The graph is R-MAT (Chakrabarti, Zhan, Faloutsos 2004, doi 10.1137/1.9781611972740.43): 2^20 nodes, 16 million edges,
@@ -9,7 +11,6 @@ torch_sparse (extra `peers`), the script prints only popgeo's figures.
 
 import argparse
 import platform
-import warnings
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any
@@ -17,23 +18,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import torch_geometric
+import torch_geometric.typing
 from timing import measure, one_thread
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
 
+import popgeo.extensions
 from popgeo import FixedSizeNeighborLoader
 from popgeo.command_line import run
 from popgeo.data.cut import BatchMemory
 from popgeo.native import library
+from popgeo.replaced import replaced
 from popgeo.sampling import CompressedGraph, sample_neighbors
 
 QUADRANTS = (0.57, 0.19, 0.19)  # probabilities of Graph500; the fourth quadrant has the rest
 FAN_OUTS = ([10, 10], [15, 10, 5])
 GOALS = """goals: sampling >= 2 x PyG's sampler; batches >= 4 x PyG's loader, each within 3 gathers of its features;
-       16 million edges compressed in <= 1.5 s"""
+       PyG's loader on popgeo.extensions >= 1 x on torch_sparse; 16 million edges compressed in <= 1.5 s"""
 
 
 def rmat(scale: int, num_edges: int, seed: int = 0) -> Tensor:
@@ -66,21 +69,29 @@ def each_of(items: Sequence[Any], call: Callable[[Any], object]) -> Callable[[],
     return lambda: call(next(endless))
 
 
-def peers(data: Data, fan_out: list[int], seeds: list[Tensor]) -> dict[str, Callable[[], object]]:
-    """Return PyG's sampler and PyG's loader on the same batches; nothing without torch_sparse."""
-    if not torch_geometric.typing.WITH_TORCH_SPARSE:
-        return {}
+def pyg(data: Data, fan_out: list[int], seeds: list[Tensor]) -> dict[str, Callable[[], object]]:
+    """Return PyG's sampler and loader on the same batches, over popgeo.extensions and, if installed, torch_sparse."""
     sampler = NeighborSampler(data, fan_out)
     loader = NeighborLoader(
         data, fan_out, input_nodes=torch.cat(seeds), neighbor_sampler=sampler, batch_size=len(seeds[0])
     )
     batches = [torch.arange(i * len(seeds[0]), (i + 1) * len(seeds[0])) for i in range(len(seeds))]
-    return {
-        "PyG, sampling": each_of(
-            seeds, lambda nodes: sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=nodes))
-        ),
-        "PyG, batch with features": each_of(batches, loader),
-    }
+
+    def sample(nodes: Tensor) -> object:
+        return sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=nodes))
+
+    def without_pyg_lib(call: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
+            with replaced(torch_geometric.typing, "WITH_PYG_LIB", False):
+                return call()
+
+        return run
+
+    ways = {"sampling": each_of(seeds, sample), "batch with features": each_of(batches, loader)}
+    on_popgeo = {f"PyG on popgeo.extensions, {name}": call for name, call in ways.items()}
+    if not torch_geometric.typing.WITH_TORCH_SPARSE:
+        return on_popgeo
+    return {f"PyG, {name}": without_pyg_lib(call) for name, call in ways.items()} | on_popgeo
 
 
 def compare(data: Data, graph: CompressedGraph, fan_out: list[int], seeds: list[Tensor], rounds: int) -> pd.DataFrame:
@@ -96,7 +107,7 @@ def compare(data: Data, graph: CompressedGraph, fan_out: list[int], seeds: list[
             return sample_neighbors(graph, nodes, fan_out, seed=0)
 
     variants = {
-        **peers(data, fan_out, seeds),
+        **pyg(data, fan_out, seeds),
         "popgeo, sampling": each_of(seeds, lambda nodes: sample_neighbors(graph, nodes, fan_out)),
         "popgeo, sampling and features": each_of(
             seeds, lambda nodes: features.index_select(0, sample_neighbors(graph, nodes, fan_out).node)
@@ -190,7 +201,7 @@ def main() -> None:
         print(plan(options.plan, options.machines, options.gigabits, options.quick))
         return
     torch.manual_seed(0)
-    warnings.filterwarnings("ignore", message=".*pyg-lib.*")  # torch_sparse is the intended peer
+    popgeo.extensions.enable(shadow=True)
     scale, num_edges, batch_size = (10, 16_000, 64) if options.quick else (20, 16_000_000, 1024)
     rounds = 1 if options.quick else options.rounds
     edge_index = rmat(scale, num_edges)

@@ -22,6 +22,7 @@ from popgeo.convert.doctor import Fault, examine, open_structures
 from popgeo.convert.key_values import undetermined_elements
 from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.deploy.force_field import ForceField
+from popgeo.extension_path import engines
 from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.native import library
 
@@ -57,6 +58,8 @@ def _of_this_computer() -> None:
     print(f"popgeo {__version__} in {Path(library.__file__).parents[1]}")
     print(f"Python {platform.python_version()}, torch {torch.__version__}, PyG {metadata.version('torch_geometric')}")
     print(f"compiled kernels: {'in use' if library.is_available() else f'not in use. {library.reason()}'}")
+    for name, engine in engines().items():
+        print(f"{name}: {engine if engine != 'not installed' else 'popgeo, after `import popgeo.extensions`'}")
 
 
 def _of_path(asked: argparse.Namespace) -> None:

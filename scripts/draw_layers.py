@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE, PICTURE = REPOSITORY / "popgeo", REPOSITORY / "docs" / "pictures" / "layers.svg"
 ABOUT = {
     "compat": "old programs",
+    "extensions": "PyG's extensions",
     "testing": "checks of models",
     "train": "popgeo train",
     "potentials": "models of others",

@@ -9,7 +9,6 @@ have the losses and the final weights of eager PyTorch, and two calls in evaluat
 """
 
 import argparse
-import contextlib
 import copy
 import re
 import sys
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import popgeo
-from popgeo.compat import torch_cluster
+import popgeo.extensions  # PyG's searches, so that eager PyTorch has a result
 from popgeo.ipu import DynamicShapeError
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "models.md"
@@ -96,28 +95,6 @@ class Loss(nn.Module):
         parts = [part for part in made if part.is_floating_point() and part.requires_grad]
         uneven = [(p * torch.linspace(-1, 1, p.numel()).view(p.shape)).sum() + p.square().mean() for p in parts]
         return torch.stack(uneven).sum() if uneven else None
-
-
-@contextlib.contextmanager
-def search_in_python() -> Iterator[None]:
-    """Let PyG search neighbors in plain Python if pyg-lib is missing, so that eager PyTorch has a result."""
-    if torch_geometric.typing.WITH_KNN:
-        yield
-        return
-    places = []
-    torch_geometric.typing.WITH_KNN = torch_geometric.typing.WITH_RADIUS = True
-    for name in ("knn", "knn_graph", "radius", "radius_graph", "nearest"):
-        original = getattr(pyg.pool, name)
-        for module in list(sys.modules.values()):
-            if getattr(module, "__dict__", {}).get(name) is original:
-                places.append((module, name, original))
-                setattr(module, name, getattr(torch_cluster, name))
-    try:
-        yield
-    finally:
-        torch_geometric.typing.WITH_KNN = torch_geometric.typing.WITH_RADIUS = False
-        for place in places:
-            setattr(*place)
 
 
 NAMES: dict[str, Any] = {**vars(pyg_models), **vars(pyg), "torch": torch, "nn": nn, "N": NODES, "G": GRAPHS}
@@ -208,8 +185,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     found: dict[str, list[tuple[str, str]]] = {}
     for name, made, called in lines(given.only):
-        with search_in_python():
-            result = check(made, called)
+        result = check(made, called)
         found.setdefault(name, []).append((f"{made} | {called}", result))
         if given.only or not result.startswith(("equal", "no ref")):
             print(f"{made} | {called}\n    {result[:600]}", flush=True)

@@ -13,6 +13,7 @@ from types import FunctionType
 
 import pytest
 
+from popgeo import extension_path
 from tests.contracts.test_imports import GROUND, MAY_IMPORT
 from tests.contracts.test_public_names import MODULES
 from tests.support import quick_python
@@ -66,6 +67,8 @@ def run_page(page: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in GUIDES if any(blocks(page, "python", "pycon"))], ids=name)
 def test_the_code_of_a_page_runs_as_it_stands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
+    if "import popgeo.extensions" in page.read_text():
+        extension_path.provide()  # the effect of the import, which this process has undone
     run_page(page)
 
 

@@ -54,6 +54,8 @@ _SEARCHES = {
     "fps": farthest_points.fps_of_graphs,
 }
 _IN_PYG |= {(of, name): form for of in ["torch_geometric.nn.pool", "torch_cluster"] for name, form in _SEARCHES.items()}
+# Layers of PyG that search by an operator of pyg-lib, with the first node of each graph instead of each node's graph.
+_SEARCHING_LAYERS = [f"torch_geometric.nn.conv.{name}" for name in ("edge_conv", "gravnet_conv", "x_conv")]
 
 
 @contextlib.contextmanager
@@ -79,6 +81,10 @@ def static_forms(slots: FreeSlots) -> Iterator[None]:
             static_rows.pyg_scatter()  # which copies the code before it is replaced
         for (module, path), form in _IN_PYG.items():
             _replace_function(stack, module, path, form)
+        for layer in filter(None, map(sys.modules.get, _SEARCHING_LAYERS)):
+            stack.enter_context(replaced(layer, "index2ptr", lambda batch, size=None: batch))
+        for name, form in _OPERATORS_OF_LAYERS.items():
+            stack.enter_context(replaced(torch.ops.pyg, name, form))
         stack.enter_context(_TorchForms(slots))
         yield
 
@@ -94,6 +100,13 @@ class _TorchForms(TorchFunctionMode):
             args = static_rows.with_boolean_masks(*args)
         made = NotImplemented if form is None else form(*args, **named)
         return self._slots.mark_sizes(func, args, named, func(*args, **named)) if made is NotImplemented else made
+
+
+def _knn_of_layers(x: Tensor, y: Tensor, of_x: Any, of_y: Any, k: int, cosine: bool, num_workers: int) -> Tensor:
+    return static_rows.drop_missing_pairs(static_neighbors.knn)(x, y, k, of_x, of_y, cosine)
+
+
+_OPERATORS_OF_LAYERS = {"knn": _knn_of_layers}
 
 
 def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
@@ -159,12 +172,12 @@ _IN_TORCH: dict[Any, Callable[..., Any]] = {
 
 
 def _replace_function(stack: contextlib.ExitStack, module: str, path: str, form: Any) -> None:
-    """Replace one function of the table until the stack is closed; a function that is static itself stays."""
+    """Replace one function of the table until the stack is closed."""
     owner, _, name = path.rpartition(".")
     holder = sys.modules.get(module)  # no model uses a module that is not imported
     holder = getattr(holder, owner) if holder and owner else holder
     original = vars(holder).get(name, form) if holder else form
-    if original is form or getattr(original, "is_static", False):
+    if original is form:
         return
     if isinstance(original, FunctionType) and not owner:
         stack.enter_context(_code_replaced(original, form))

@@ -4,6 +4,9 @@ They compare two sets of points of any dimension, in plain torch. `ops/neighbor_
 the nodes of one batch.
 """
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -148,23 +151,43 @@ def radius_graph(
     return edges.flip([0]) if flow == "source_to_target" else edges
 
 
-def nearest(x: Tensor, y: Tensor, batch_x: Graphs = None, batch_y: Graphs = None) -> Tensor:
-    """Return the nearest row of `y` in the same graph for each row of `x`; -1 if the graph has no row of `y`.
+def nearest(
+    x: Tensor, y: Tensor, batch_x: Graphs | Sequence[int] = None, batch_y: Graphs | Sequence[int] = None
+) -> Tensor:
+    """Return the nearest point of `y` in the same cloud for each point of `x`; -1 if the cloud has no point of `y`.
 
     Args:
-        x: Centers of the search. [num_x, channels]
-        y: Points to find. [num_y, channels]
-        batch_x: Graph of each row of `x`. Default: one graph. [num_x]
-        batch_y: Graph of each row of `y`. Default: one graph. [num_y]
+        x: Points to search from. [num_x, dimensions] or [num_x]
+        y: Points to find. [num_y, dimensions] or [num_y]
+        batch_x: Cloud of each point of `x`, ascending. [num_x]
+        batch_y: Cloud of each point of `y`, ascending. [num_y]
 
     Returns:
         Rows of `y`. [num_x]
 
+    Raises:
+        ValueError: Dimensions differ, clouds have the wrong length, or a list of clouds is not ascending or contains a
+            cloud of `x` that is missing in `y`.
+
     Example:
-        >>> nearest(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.8], [0.1]]))
+        >>> nearest(torch.tensor([0.0, 4.0]), torch.tensor([5.0, 1.0]))
         tensor([1, 0])
     """
-    rows, found = nearest_rows(y, x, 1, _same_graph(y, x, batch_y, batch_x))
+    x, y = (points.unsqueeze(-1) if points.dim() == 1 else points for points in (x, y))
+    if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
+        raise ValueError(
+            f"nearest got points of shapes {list(x.shape)} and {list(y.shape)}; their dimensions must be equal."
+        )
+    for points, batch in ((x, batch_x), (y, batch_y)):
+        if batch is not None and len(batch) != len(points):
+            raise ValueError(f"nearest got {len(points)} points, but clouds for {len(batch)} points.")
+        if not isinstance(batch, Tensor) and any(a > b for a, b in itertools.pairwise(batch or ())):
+            raise ValueError("nearest needs clouds in ascending order: sort the points by batch_x and batch_y.")
+    of_y = {0} if batch_y is None else None if isinstance(batch_y, Tensor) else {*batch_y}
+    if isinstance(batch_x, list | tuple) and of_y is not None and {*batch_x} - of_y:
+        raise ValueError("Some batch indices occur in 'batch_x' that do not occur in 'batch_y'")
+    graphs_x, graphs_y = (batch if batch is None else torch.as_tensor(batch) for batch in (batch_x, batch_y))
+    rows, found = nearest_rows(y, x, 1, _same_graph(y, x, graphs_y, graphs_x))
     return torch.where(found, rows, -1).squeeze(1)
 
 
@@ -242,3 +265,32 @@ def _pairs(rows: Tensor, found: Tensor) -> Tensor:
     """Return rows and centers [num_y, k] as pairs [2, num_y * k]."""
     centres = torch.arange(rows.size(0)).unsqueeze(1).expand_as(rows)
     return torch.where(found, torch.stack([centres, rows]), -1).flatten(1)
+
+
+def grid_cluster(pos: Tensor, size: Tensor, start: Tensor | None = None, end: Tensor | None = None) -> Tensor:
+    """Return the number of each point's voxel in a regular grid over all points.
+
+    Args:
+        pos: Positions. [num_points, dimensions]
+        size: Width of a voxel in each dimension. [dimensions]
+        start: Lower corner of the grid. Default: the minimum position in each dimension. [dimensions]
+        end: Upper corner of the grid. Default: the maximum position in each dimension. [dimensions]
+
+    Returns:
+        Voxels, counted along the first dimension first. int64 [num_points]
+
+    Raises:
+        RuntimeError: A size is not above 0, or a position is not finite.
+
+    Example:
+        >>> grid_cluster(torch.tensor([[0.0, 0.0], [11.0, 9.0], [2.0, 8.0]]), torch.tensor([5.0, 5.0]))
+        tensor([0, 5, 3])
+    """
+    pos = pos.reshape(len(pos), -1)
+    torch._assert_async((size > 0).all(), "grid_cluster: a size of a voxel is not above 0.")
+    torch._assert_async(pos.isfinite().all(), "grid_cluster: a position is not finite.")
+    start = pos.amin(0) if start is None else start
+    end = pos.amax(0) if end is None else end
+    num_voxels = ((end - start) / size).long() + 1  # [dimensions]
+    strides = torch.cat([num_voxels.new_ones(1), num_voxels.cumprod(0)[:-1]])
+    return (((pos - start) / size).long() * strides).sum(1)

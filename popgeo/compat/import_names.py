@@ -11,8 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from popgeo import extension_path
+
 # Modules of popgeo.compat with these names.
-NAMES = ("poptorch", "poptorch_geometric", "torch_scatter", "torch_cluster", "popart", "popdist")
+NAMES = ("poptorch", "poptorch_geometric", "popart", "popdist")
 
 _PYG_EXTENSIONS = f"{__package__}.poptorch_geometric.pyg_extensions"
 # Processes that `multiprocessing` spawns inherit `sys.path`, but not `sys.meta_path`.
@@ -20,11 +22,11 @@ _DOORS = str(Path(__file__).parent / "doors")
 
 
 def enable(*, shadow: bool = False) -> None:
-    """Make `poptorch`, `poptorch_geometric`, `torch_scatter`, `torch_cluster`, `popart` and `popdist` importable.
+    """Make `poptorch`, `poptorch_geometric`, `popart`, `popdist` and PyG's extensions importable.
 
-    Installed packages with these names keep precedence unless `shadow` is set. popgeo also replaces PyG's missing
-    extensions (searches, clusters, neighbors). `disable` undoes one call, so calls of a library and of its program may
-    be nested. The program's worker processes find the same names.
+    Installed packages with these names keep precedence unless `shadow` is set. PyG's extensions are the packages of
+    `popgeo.extensions`. `disable` undoes one call, so calls of a library and of its program may be nested. The
+    program's worker processes find the same names.
 
     Args:
         shadow: Whether popgeo's modules replace installed packages.
@@ -47,6 +49,7 @@ def enable(*, shadow: bool = False) -> None:
             f"{imported[0]} is already imported from {getattr(sys.modules[imported[0]], '__file__', 'another place')}; "
             "call popgeo.compat.enable(shadow=True) before that import."
         )
+    extension_path.provide(shadow=shadow)
     sys.meta_path.insert(0, _CompatFinder(tuple(names), shadow))
     _update_path()
     if "poptorch_geometric" in names:
@@ -63,6 +66,7 @@ def disable() -> None:
     """
     if finders := _finders():
         sys.meta_path.remove(finders[0])
+        extension_path.withdraw()
     _update_path()
     ours = _our_names()
     for name, module in list(sys.modules.items()):

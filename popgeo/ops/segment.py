@@ -2,15 +2,18 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from popgeo.ops.channel_rows import broadcast, is_shared
 from popgeo.ops.eager import is_direct
 from popgeo.ops.half_precision import in_float32
 from popgeo.ops.refusals import check_choice, refuse_index
-from popgeo.ops.scatter_by_index import gather, scatter, scatter_max, scatter_min
+from popgeo.ops.scatter_by_index import gather, scatter
+from popgeo.ops.scatter_reductions import scatter_max_rows, scatter_min_rows
 from popgeo.ops.segment_sum import gather_csr_rows, row_of_each_edge, segment_sum_rows
 
 
@@ -34,15 +37,16 @@ def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: 
         >>> segment_csr(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 2, 3]))
         tensor([3., 0., 3.])
     """
-    reductions: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    reductions: dict[str, Callable[[Tensor, Tensor], Any]] = {
         "sum": segment_sum_rows,
         "add": segment_sum_rows,
         "mean": _mean,
-        "min": partial(_extremum, find=scatter_min, part=0),
-        "max": partial(_extremum, find=scatter_max, part=0),
+        "min": partial(_extremum, find=scatter_min_rows),
+        "max": partial(_extremum, find=scatter_max_rows),
     }
     check_choice("reduce", reduce, reductions)
     result = _along_rows(reductions[reduce], src, indptr)
+    result = result[0] if isinstance(result, tuple) else result  # an extreme without its position
     return result if out is None else out.copy_(result)
 
 
@@ -61,12 +65,12 @@ def segment_mean_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> 
 
 def segment_min_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Find the smallest entry between consecutive pointers and its position; `segment_csr` explains the arguments."""
-    return _with_position(src, indptr, out, scatter_min)
+    return _with_position(src, indptr, out, scatter_min_rows)
 
 
 def segment_max_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Find the largest entry between consecutive pointers and its position; `segment_csr` explains the arguments."""
-    return _with_position(src, indptr, out, scatter_max)
+    return _with_position(src, indptr, out, scatter_max_rows)
 
 
 def gather_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
@@ -139,7 +143,7 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
     return result if out is None else out.copy_(result)
 
 
-def _along_rows(reduce: Callable[[Tensor, Tensor], Tensor], src: Tensor, indptr: Tensor) -> Tensor:
+def _along_rows(reduce: Callable[[Tensor, Tensor], Any], src: Tensor, indptr: Tensor) -> Any:
     """Apply a function of rows [num_rows, channels] and pointers along the pointers' dimension."""
     dim = indptr.dim() - 1
     if dim == 0 and src.dim() == 2:
@@ -155,29 +159,37 @@ def _along_rows(reduce: Callable[[Tensor, Tensor], Tensor], src: Tensor, indptr:
     if is_shared(full, dim):
         moved = src.movedim(dim, 0)
         pointers = full.reshape(-1, full.shape[dim])[0] if full.numel() else full.new_zeros(full.shape[dim])
-        rows = reduce(moved.reshape(moved.shape[0], moved.shape[1:].numel()), pointers)
-        return rows.reshape(rows.shape[0], *moved.shape[1:]).movedim(0, dim)
+        found = reduce(moved.reshape(moved.shape[0], moved.shape[1:].numel()), pointers)
+        return tree_map(lambda rows: rows.reshape(rows.shape[0], *moved.shape[1:]).movedim(0, dim), found)
     each = src.reshape(-1, src.shape[dim], src.shape[dim + 1 :].numel())
     results = [reduce(rows, pointers) for rows, pointers in zip(each, full.reshape(-1, full.shape[dim]), strict=True)]
-    return torch.stack(results).reshape(*src.shape[:dim], results[0].shape[0], *src.shape[dim + 1 :])
+
+    def stacked(*rows: Tensor) -> Tensor:
+        return torch.stack(rows).reshape(*src.shape[:dim], rows[0].shape[0], *src.shape[dim + 1 :])
+
+    return tree_map(stacked, *results)
 
 
 @in_float32
 def _mean(rows: Tensor, indptr: Tensor) -> Tensor:
     count = indptr.diff().clamp(min=1).unsqueeze(1).to(rows.dtype)
     mode = None if rows.is_floating_point() else "trunc"
-    return torch.div(segment_sum_rows(rows, indptr), count, rounding_mode=mode)
+    total = segment_sum_rows(rows, indptr)
+    return total.div_(count, rounding_mode=mode) if is_direct(total) else torch.div(total, count, rounding_mode=mode)
 
 
-def _extremum(rows: Tensor, indptr: Tensor, find: Callable[..., tuple[Tensor, Tensor]], part: int) -> Tensor:
-    """Find the extreme of each row, or its position if `part` is 1."""
-    index = row_of_each_edge(indptr, rows.shape[0])
-    found = find(rows, index, 0, dim_size=indptr.shape[0])[part]
-    return found[:-1]  # the last row is for the entries outside the pointers
+def _extremum(rows: Tensor, indptr: Tensor, find: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Find the extreme of each row, and its position."""
+    num_edges, num_rows = rows.shape[0], indptr.shape[0]  # the last row is for the entries outside the pointers
+    index, ends = row_of_each_edge(indptr, num_edges), None
+    if indptr.is_cpu and is_direct(indptr) and indptr[0] == 0 and num_edges < 2**31:
+        ends = torch.cat([indptr, indptr.new_tensor([num_edges])]).int()  # then the kernel goes row by row
+    best, arg = find(rows, index, num_rows, ends, None, 0)
+    return best[:-1], arg[:-1]
 
 
 def _with_position(
     src: Tensor, indptr: Tensor, out: Tensor | None, find: Callable[..., tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    best, arg = (_along_rows(partial(_extremum, find=find, part=part), src, indptr) for part in (0, 1))
+    best, arg = _along_rows(partial(_extremum, find=find), src, indptr)
     return best if out is None else out.copy_(best), arg

@@ -9,16 +9,23 @@ from torch.nn import functional as F
 
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
-from popgeo.ops.gather_scatter import sum_to_torch
+from popgeo.ops.eager import is_direct
+from popgeo.ops.gather_scatter import MIN_PARALLEL, sum_to_torch
 from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64
 from popgeo.ops.refusals import require
 from popgeo.ops.register_op import register
 
 _pack = struct.Struct("8q").pack  # SegmentSumCall
+_pack_gather = struct.Struct("6q").pack  # GatherCsrCall
 
 
 def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
     """Return the row of each edge, or `num_rows` for an edge outside all rows. [num_edges]."""
+    if indptr.is_cpu and is_direct(indptr) and _climb(indptr, num_edges):
+        first, last = int(indptr[0]), int(indptr[-1])
+        sizes = torch.cat([indptr.diff(), indptr.new_tensor([num_edges - last])])
+        row = torch.repeat_interleave(sizes.long(), output_size=num_edges - first)
+        return row if first == 0 else F.pad(row, (first, 0), value=len(indptr) - 1)
     edges = torch.arange(num_edges, device=indptr.device, dtype=indptr.dtype)
     row = torch.searchsorted(indptr, edges, right=True) - 1
     row = torch.where(row < 0, indptr.shape[0] - 1, row)
@@ -99,6 +106,15 @@ def _gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
     if indptr.is_cuda and len(x):  # repeat_interleave would wait for the number of rows
         row = row_of_each_edge(indptr, num_edges)
         return torch.where((row < len(x))[:, None], x.index_select(0, row.clamp(max=len(x) - 1)), 0)
+    native = library.packed("popgeo_gather_csr")
+    is_serial = torch.get_num_threads() == 1 or num_edges * x.shape[1] <= MIN_PARALLEL  # torch uses several threads
+    if native is not None and is_serial and x.is_cpu and indptr.is_cpu:
+        x, indptr = x.contiguous(), as_int64(indptr)
+        out = x.new_empty(num_edges, x.shape[1])
+        sizes = num_edges, len(x), x.shape[1] * x.element_size()
+        if native(_pack_gather(*map(library.address, (x, indptr, out)), *sizes)):
+            _check_pointers(indptr, num_edges)
+        return out
     first, last = _check_pointers(indptr, num_edges)
     inside = torch.repeat_interleave(x, indptr.diff(), dim=0)
     return inside if (first, last) == (0, num_edges) else F.pad(inside, (0, 0, first, num_edges - last))

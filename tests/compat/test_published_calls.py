@@ -92,12 +92,11 @@ def test_a_program_may_divide_a_graph_before_it_imports_poptorch_geometric(tmp_p
         "from torch_geometric.loader import ClusterData, NeighborLoader\n"
         "ring = Data(x=torch.ones(8, 1), edge_index=torch.tensor([[*range(8)], [*range(1, 8), 0]]))\n"
         "import poptorch\n"
-        "before = len(poptorch.compat_report())\n"
         "print(len(ClusterData(ring, num_parts=2, log=False)))\n"
-        "print(poptorch.compat_report().asked.tolist()[before:])\n"
+        "print('import pyg_lib' in set(poptorch.compat_report().asked))\n"
     )
     # In a new interpreter: this one has already imported poptorch_geometric.
     command = [*quick_python.command(), "-m", "popgeo.compat", str(tmp_path / "old.py")]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "2\n['torch_geometric.loader.ClusterData']\n", done.stderr
+    assert done.stdout == "2\nTrue\n", done.stderr

@@ -27,16 +27,17 @@ PLACES = {
 # lines for kernels with torch's bits, since a step would otherwise return to Python for a third of its operations. The
 # calculators have 130 lines for campaigns: two shapes that processes agree on, in place of one shape that grew often.
 # The potentials have 40 lines to make a batch without data, so that the memory of their steps is known before data are.
+# The core has 1,300 more lines for PyG's extensions and their searches among points, which replace 200 lines of compat.
 BUDGETS = {
-    "core": 40_400,
-    "compat": 3_420,
+    "core": 42_200,
+    "compat": 3_270,
     "systems": 2_190,
     "models": 1_570,
     "reach": 3_660,
     "kit": 2_080,
     "train": 870,
 }
-ALL = 54_000
+ALL = 55_900
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 350, 40
 # An operation's cost and its lowering are found by one name.

@@ -30,6 +30,7 @@ GROUND = {
     "random_numbers",
     "did_you_mean",
     "elements",
+    "extension_path",
     "lazy_names",
 }
 MAY_IMPORT = {
@@ -38,6 +39,8 @@ MAY_IMPORT = {
     "sealed_file": {"atomic_write"},
     "torch_archive": {"sealed_file"},
     "datasets": {"progress"},
+    "extension_path": {"replaced"},
+    "extensions": {"capture", "command_line", "extension_path", "native", "ops", "random_numbers", "sampling"},
     "capture": {"progress", "sealed_file", "torch_archive", "forked", "replaced", "plain_surroundings"},
     "folder_lock": {"atomic_write"},
     "native": {"forked"},

@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import importlib
+import logging
 import os
 import random
 from collections.abc import Iterator
@@ -20,6 +22,10 @@ from popgeo.ipu.tiles.program import Program
 from popgeo.native import library
 from tests.support.check_graph import check_graph
 from tests.support.check_program import check
+
+# Collected doctests import popgeo.extensions, which switches PyG's extensions on for the whole process.
+logging.getLogger("popgeo.extensions").setLevel(logging.ERROR)
+importlib.import_module("popgeo.extensions").disable()
 
 # Imported modules and collected tests live until the end, so the garbage collector can skip them.
 gc.disable()

@@ -70,6 +70,8 @@ inline void clear(T* out, int64_t count) {
   finish_stream();
 }
 
+constexpr int64_t CACHED_BYTES = 1 << 19;  // a single channel of fewer bytes needs no prefetch
+
 // Sums or products in one thread, in the order of the edges: each row receives its edges in the same order as above.
 template <bool PRODUCT, class T>
 void add(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src, T* out, int64_t channels) {
@@ -80,6 +82,13 @@ void add(const int64_t* index, int64_t num_edges, int64_t num_rows, const T* src
     for (int64_t i = 0; i < num_rows * channels; ++i) out[i] = T(1);
   else
     clear(out, num_rows * channels);
+  if (channels == 1 && num_rows * int64_t(sizeof(T)) < CACHED_BYTES) {
+    for (int64_t e = 0; e < num_edges; ++e) {
+      T& to = out[index[e]];
+      to = PRODUCT ? to * src[e] : to + src[e];
+    }
+    return;
+  }
   for (int64_t e = 0; e < num_edges; ++e) {
     const T* from = src + e * channels;
     T* to = out + index[e] * channels;
@@ -149,6 +158,13 @@ void extremum_by_edge(const int64_t* index, int64_t num_edges, int64_t num_rows,
   const int32_t none = int32_t(num_edges);
   const int64_t ahead = edges_ahead(channels);
   for (int64_t i = 0; i < num_rows * channels; ++i) out[i] = 0, from[i] = none;
+  if (channels == 1 && num_rows * int64_t(sizeof(T)) < CACHED_BYTES) {
+    for (int64_t e = 0; e < num_edges; ++e) {
+      const int64_t row = index[e];
+      if (wins<LARGEST>(src[e], out[row], from[row] == none)) out[row] = src[e], from[row] = int32_t(e);
+    }
+    return;
+  }
   for (int64_t e = 0; e < num_edges; ++e) {
     const T* __restrict__ values = src + e * channels;
     T* __restrict__ best = out + index[e] * channels;

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from popgeo import ipu
 from popgeo.capture.farthest_points import fps
+from popgeo.capture.static_neighbors import nearest
 from popgeo.compat.account import ACCOUNT
 from popgeo.compat.poptorch import call_arguments, contexts, strategies, tensor_ops
-from popgeo.compat.torch_cluster import nearest
 
 X = torch.arange(12.0).view(3, 4)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from popgeo.compat import poptorch, torch_cluster
+from popgeo.compat import poptorch
 from tests.conftest import REPOSITORY
 from tests.support import quick_python
 
@@ -107,9 +107,11 @@ def test_weights_and_inputs_of_different_types_give_the_type_of_the_input_and_tr
         assert_close(value.float(), expected.state_dict()[key].float(), **rough)
 
 
-@pytest.mark.parametrize("nearest", [poptorch.nearest, torch_cluster.nearest])
+@pytest.mark.parametrize("package", ["poptorch", "torch_cluster"])
 @pytest.mark.parametrize("kind", [list, torch.tensor])
-def test_nearest_takes_lists_and_checks_their_lengths_inside_of_a_model_too(nearest, kind):
+def test_nearest_takes_lists_and_checks_their_lengths_inside_of_a_model_too(package, kind, torch_cluster):
+    nearest = {"poptorch": poptorch, "torch_cluster": torch_cluster}[package].nearest
+
     class Model(nn.Module):
         def __init__(self, of_y):
             super().__init__()
