@@ -90,7 +90,8 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
             shared = [parameter for parameter in model.parameters() if not is_sharded(parameter)]
             replicas.share_weights([*shared, *model.buffers()])
             staging = None if plan is None else plan.staging
-            runner = StepRunner(model, options, recipe.backend, step, update, replicas, staging)
+            is_padded = largest is not None or _has_masks(arguments)
+            runner = StepRunner(model, options, recipe.backend, step, update, replicas, staging, is_padded)
         warn_of_padded_norms(model, (name for name, _ in leaves(arguments.structure)))
     if optimizer is not None:
         refuse_empty_updates(optimizer)
@@ -142,6 +143,12 @@ def _capture_and_plan(
     if kept is None:
         step_cache.save(options.cache_dir, key, step)
     return step, update, plan
+
+
+def _has_masks(arguments: Arguments) -> bool:
+    """Return whether the arguments, or the batch that they come from, have masks of padding."""
+    names = [name for name, _ in leaves(arguments.structure)]
+    return hasattr(arguments.batch, "graphs_mask") or any("mask" in name for name in names)
 
 
 def _require_trainable(

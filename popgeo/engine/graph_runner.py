@@ -19,6 +19,7 @@ from popgeo.engine.fuse.edge_rows import EDGE_ORDER, order_call
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
 from popgeo.engine.fuse.reassociate import reassociate
+from popgeo.engine.fuse.sums_by_graph import sums_by_graph
 from popgeo.engine.fuse.sums_in_order import sums_in_order
 from popgeo.engine.memory_plan import is_planned, new_buffer, place_values, storage_bytes, view_of
 from popgeo.engine.optimizer.joined_memory import copier
@@ -41,6 +42,7 @@ class GraphRunner:
         follows_inputs: Whether an input may be read where the caller has it, instead of copied.
         pauses: Whether an interrupt can stop a run; without this, it waits for the end.
         in_order: Whether sums over a batch are in the order of rows; see `sums_in_order`.
+        is_padded: Whether the last node of a batch is padding, if sums are in order; see `sums_by_graph`.
 
     Attributes:
         graph: The given graph, with constants computed.
@@ -68,6 +70,7 @@ class GraphRunner:
         follows_inputs: bool = False,
         pauses: bool = True,
         in_order: bool = False,
+        is_padded: bool = False,
     ) -> None:
         self.graph = fold_constants(graph)
         self.draws_random_numbers = any(is_random(op) for op in self.graph.ops)
@@ -76,10 +79,10 @@ class GraphRunner:
         late = self._begin_with_weights(given, state) if keeps else self.graph
         fuses = joins and not floating_point_exceptions
         self.runs = late if fuses else expand(late)
-        self.runs = sums_in_order(self.runs) if in_order else self.runs
+        self.runs = sums_by_graph(sums_in_order(self.runs), is_padded) if in_order else self.runs
         self.runs = fuse(self.runs) if fuses else self.runs
         values = self.graph.values
-        given |= {v: tensor.detach() for v, tensor in late.constants.items()}
+        given |= {v: tensor.detach() for v, tensor in self.runs.constants.items()}
         new = [v for one, v in graph.inputs.items() if one not in state]
         self._inputs = [view_of(new_buffer(values[v].end), 0, values[v]) for v in new]
         given |= dict(zip(new, self._inputs, strict=True))
@@ -93,7 +96,7 @@ class GraphRunner:
         self._outputs = [None if v is None else tensors[v] for v in self.runs.outputs]
         self.copied_bytes = max(self.program.copied_bytes, 0 if self._first is None else self._first.copied_bytes)
         self.peak_bytes = self.buffer_bytes + self.copied_bytes
-        self.constant_bytes += storage_bytes((*graph.constants.values(), *late.constants.values()))
+        self.constant_bytes += storage_bytes((*graph.constants.values(), *self.runs.constants.values()))
         # Torch records no gradients of these tensors, but it needs longer to find that out.
         self._around = torch._C._AutoDispatchBelowAutograd if self.program.in_torch else contextlib.nullcontext
 

@@ -43,6 +43,7 @@ class StepRunner:
         update: The optimizer's update; None for a forward pass.
         replicas: The replicas that run in this process.
         staging: The cut of the step into stages. Default: the step runs as a whole.
+        is_padded: Whether the last node of a batch is padding.
 
     Attributes:
         update: See the argument.
@@ -60,8 +61,10 @@ class StepRunner:
         update: Update | None,
         replicas: Replicas,
         staging: Staging | None = None,
+        is_padded: bool = False,
     ) -> None:
         self._model, self._options, self._backend, self._staging = model, options, backend, staging
+        self._is_padded = is_padded
         self._step = step if staging is None else step.expanded
         self.update, self.replicas = update, replicas
         self.threads = ThreadChoice(options.num_threads)
@@ -289,5 +292,5 @@ class StepRunner:
         if self._backend is Backend.INDUCTOR:
             return InductorRunner(graph, state, places)
         return GraphRunner(
-            graph, state, places, checks, weights_stay=self.update is None, follows_inputs=True, in_order=in_order
+            graph, state, places, checks, self.update is None, follows_inputs=True, in_order=in_order, is_padded=self._is_padded
         )

@@ -22,6 +22,7 @@ _PRODUCTS = {f"aten.{name}.default": adds for name, adds in [
     ("mm", False), ("bmm", False), ("mv", False), ("dot", False), ("addmm", True), ("baddbmm", True), ("addmv", True),
 ]}  # fmt: skip
 _SUMS = {"aten.sum.default", "aten.sum.dim_IntList", "aten.mean.default", "aten.mean.dim"}
+_LAYER_NORM = "aten.native_layer_norm_backward.default"
 _UNORDERED = {"aten.convolution.default", "aten.addbmm.default", "aten.addr.default", "aten.var_mean.correction"}
 _FLOATS = (torch.float32, torch.float64)
 
@@ -67,6 +68,8 @@ class _Rewriting:
                 self._add_product(op)
             elif is_float and op.target in _SUMS:
                 self._add_sum(op)
+            elif op.target == _LAYER_NORM and len(self.values[op.args[0].value].shape) == 2 and len(op.args[2]) == 1:
+                self._add_layer_norm(op)
             else:
                 self.ops.append(op)
             if op.reads() and self._of_weights.issuperset(op.reads()) and not op.writes:
@@ -112,7 +115,7 @@ class _Rewriting:
             return
         shape = tuple(1 if d == outer else size for d, size in enumerate(value.shape))
         is_mean = "mean" in op.target
-        if math.prod(shape) == result.numel and not is_mean and _is_dense(result):
+        if math.prod(shape) == result.numel and not is_mean and is_dense(result):
             self._emit(op, ROW_SUM, (operand, outer), made)
             return
         total = self._emit(op, ROW_SUM, (operand, outer), self._new(shape, value.dtype))
@@ -120,6 +123,21 @@ class _Rewriting:
         self.ops.append(replace(op, args=(Ref(total), *op.args[1:]), outputs=(last,)))
         if is_mean:
             self._emit(op, "aten.div.Tensor", (Ref(last), value.shape[outer]), made)
+
+    def _add_layer_norm(self, op: Op) -> None:
+        """Add the backward pass of a layer norm, with gradients of weight and bias as sums of rows."""
+        grad, x, _, mean, rstd, *_ = op.args
+        to_x, to_weight, to_bias = op.outputs
+        if to_x is not None:
+            self.ops.append(replace(op, args=(*op.args[:-1], [True, False, False]), outputs=(to_x, None, None)))
+        if to_weight is not None:
+            value, number = self.values[x.value], x
+            for target, other in (("sub", mean), ("mul", rstd), ("mul", grad)):
+                made = self._new(value.shape, value.dtype)
+                number = Ref(self._emit(op, f"aten.{target}.Tensor", (number, other), made))
+            self._emit(op, ROW_SUM, (number, 0), to_weight)
+        if to_bias is not None:
+            self._emit(op, ROW_SUM, (self._dense(op, grad), 0), to_bias)
 
     def _emit(self, op: Op, target: str, args: tuple[Any, ...], made: int, **kwargs: Any) -> int:
         self.ops.append(replace(op, target=target, args=args, kwargs=kwargs, outputs=(made,), writes=()))
@@ -133,7 +151,7 @@ class _Rewriting:
     def _dense(self, op: Op, ref: Ref) -> Ref:
         """Return a value, or a contiguous copy of it."""
         value = self.values[ref.value]
-        if _is_dense(value):
+        if is_dense(value):
             return ref
         options = {"memory_format": torch.contiguous_format}
         return Ref(self._emit(op, "aten.clone.default", (ref,), self._new(value.shape, value.dtype), **options))
@@ -156,10 +174,11 @@ def _has_rows(value: Value, outer: int) -> bool:
     """Return whether the elements at each index of dimension `outer` are adjacent, in the order of a dense tensor."""
     inner = [d for d in range(len(value.shape)) if d != outer]
     form = replace(value, shape=tuple(value.shape[d] for d in inner), stride=tuple(value.stride[d] for d in inner))
-    return _is_dense(form)
+    return is_dense(form)
 
 
-def _is_dense(value: Value) -> bool:
+def is_dense(value: Value) -> bool:
+    """Return whether a value is contiguous and has no marks."""
     steps = zip(value.shape, value.stride, _dense_strides(value.shape), strict=True)
     return not any(value.marks) and all(size == 1 or step == dense for size, step, dense in steps)
 

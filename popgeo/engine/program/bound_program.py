@@ -17,6 +17,7 @@ from popgeo.engine.program import (  # noqa: F401  they fill LOWERINGS
     lower_copies,
     lower_elements,
     lower_fused,
+    lower_graph_sums,
     lower_own_ops,
     lower_products,
     lower_rows,

@@ -33,7 +33,7 @@ def lower_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Nati
         return None
     if not _is_served([value.shape for value in values], [value.stride for value in values]):
         return None
-    return native_call("popgeo_multiply", *_words([*operands, tensors[made]]), num_threads=_NUM_THREADS)
+    return native_call("popgeo_multiply", *words_of_product([*operands, tensors[made]]), num_threads=_NUM_THREADS)
 
 
 def lower_known_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall | None:
@@ -45,7 +45,7 @@ def lower_known_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -
     if a.dim() == 1:
         a, out = a.unsqueeze(0), out.unsqueeze(0)
     begun = [] if first is None else [tensors[first.value]]
-    return native_call("popgeo_multiply", *_words([*begun, a, b, out], in_order), num_threads=_NUM_THREADS)
+    return native_call("popgeo_multiply", *words_of_product([*begun, a, b, out], in_order), num_threads=_NUM_THREADS)
 
 
 def lower_row_sum(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall | None:
@@ -55,7 +55,7 @@ def lower_row_sum(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Nati
     form = (rows.shape[dim], out.numel()), (rows.stride(dim), 1)
     matrix = rows.as_strided(*form, rows.storage_offset())
     one = torch.ones(1, 1, dtype=rows.dtype)
-    words = _words([one.expand(1, rows.shape[dim]), matrix, out.view(1, -1)], in_order=True)
+    words = words_of_product([one.expand(1, rows.shape[dim]), matrix, out.view(1, -1)], in_order=True)
     return replace(native_call("popgeo_multiply", *words, num_threads=_NUM_THREADS), held=one)
 
 
@@ -82,7 +82,7 @@ def _is_served(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]
     )
 
 
-def _words(tensors: Sequence[Tensor], in_order: bool = False) -> Sequence[int]:
+def words_of_product(tensors: Sequence[Tensor], in_order: bool = False) -> Sequence[int]:
     """Return the structure of products.h for the operands and the result."""
     *first, a, b, out = tensors
     (num_rows, num_inner), num_columns = a.shape[-2:], b.shape[-1]

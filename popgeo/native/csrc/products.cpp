@@ -278,6 +278,15 @@ void multiply_as(const MatrixProduct& given) {
   }
 }
 
+#include "graph_sums.h"
+
+void sum_graphs(const GraphSum& of) {
+  if (of.terms[0].is_double)
+    sum_as<double>(of);
+  else
+    sum_as<float>(of);
+}
+
 void multiply(const MatrixProduct& m) {
   if (m.is_double)
     multiply_as<double>(m);

@@ -17,4 +17,11 @@ struct MatrixProduct {
   int64_t num_threads, in_order;
 };
 
+// A gradient: the sum of products over the rows of each graph, then over graphs in halves.
+struct GraphSum {
+  const MatrixProduct* terms;        // of one shape of the result, which the first one has
+  const int64_t* const* first_rows;  // of each term: the number of graphs, the first row of each, the number of rows
+  int64_t num_terms, num_threads;
+};
+
 }  // namespace popgeo
