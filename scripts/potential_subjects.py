@@ -114,8 +114,10 @@ class OfSchNetPack(OfFramework):
 def mace() -> nn.Module:
     """Return a MACE with two layers and l up to 1."""
     import numpy as np
+    from mace import modules  # sets the variable that lets e3nn 0.4 load its constants with torch 2.6 and later
+
+    # isort: split
     from e3nn import o3
-    from mace import modules
 
     block = modules.RealAgnosticResidualInteractionBlock
     return modules.ScaleShiftMACE(

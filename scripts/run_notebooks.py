@@ -26,8 +26,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 TIMEOUT = 600  # seconds for one cell
 # tqdm's clock, as in "[00:05<00:00, 5.61it/s, loss 0.3]"; text added by a script is kept.
 BAR = re.compile(
-    r"^.*(\d+%\|.*\| \d+/\d+|\d+ \w+) *\[[^\]]*\]$|^.*\d+%\|[^|]*\| \d+/\d+$"
-)  # tqdm's bars, with and without a known total
+    r"^.*(\d+%\|.*\| \d+/\d+|\d+ \w+) *\[[^\]]*\]$|^.*\d+%\|[^|]*\| \d+/\d+$|^popgeo: compiling .*$"
+)  # tqdm's bars, with and without a known total, and the line of a slow compilation
 WIDEST = 100  # columns of stored text: the width on a laptop next to the cell numbers
 CLOCK = re.compile(r"\[\d\d:\d\d(?::\d\d)?<[^\],]*,[^\],]*(?:, )?([^\]]*)\]")
 

@@ -208,9 +208,9 @@ class ModelSubject(Subject):
         try:
             self.see(self.graphs, model=self.modes[0])
         except Exception as error:
-            if isinstance(error, ValueError) and "no tensor" in str(error):
+            if isinstance(error, ValueError) and "without a tensor" in str(error):
                 raise
-            given = "call=" if self.call is not None else ", ".join(names) or "a batch"
+            given = "the given call" if self.call is not None else ", ".join(names) or "a batch"
             raise ValueError(
                 f"{self.name} does not run on a batch of {len(self.graphs)} graphs ({self.graphs[0]}) with {given}: "
                 f"{described(error)}\nPass graphs that the model accepts as graphs=[...], and {_CALL}"

@@ -150,6 +150,7 @@ def test_cleaning_keeps_a_warning_and_takes_away_finished_bars_and_long_lines(mo
 
     bars = (
         "epochs: 100%|████| 12/12 [loss 0.3]\nmodels: 100%|███| 2/2\ncompiling: 533 operations [00:03, 138.50 op/s]\n"
+        "popgeo: compiling Step for its first call with these shapes\n"
     )
     warning = new_output("stream", name="stderr", text=bars + "UserWarning: too few graphs\n")
     wide = new_output("stream", name="stdout", text="one " * 30 + "99 % full\n")

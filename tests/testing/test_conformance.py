@@ -102,6 +102,8 @@ def test_what_the_kit_cannot_guess_is_asked_for():
         ValueError, match=r"(?s)does not run on a batch of 3 graphs .*Pass graphs that the model accepts"
     ):
         check_conformance(nn.Linear(3, 3), GRAPHS)
+    with pytest.raises(ValueError, match=r"^The model returned list without a tensor"):
+        check_conformance(Net(), GRAPHS, call=lambda model, batch: [])
     with pytest.raises(ValueError, match="is not a claim of a model; the claims are padding"):
         check_conformance(Net(), GRAPHS, claims=["colour"])
     meta = Net().to("meta")

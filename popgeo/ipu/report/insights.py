@@ -141,7 +141,8 @@ def repeated_search(rows: CostRows) -> Iterator[Insight]:
     search = [op for op in rows.ops if op["op"] in SEARCHES or (op["module"] and op["module"] in places)]
     share = sum(op["share"] for op in search)
     if share >= NOTABLE:
-        where = f" in {' and '.join(sorted(place for place in places if place))}" if any(places) else ""
+        inside = " and ".join(sorted(place for place in places if place))
+        where = f" and other operations in {inside}" if inside else ""
         named = ", ".join(sorted({op["op"] for op in search} & SEARCHES))
         yield insight_of("repeated_search", share, search, named=named, where=where)
 
