@@ -148,12 +148,13 @@ class RandomBatches:
         data = Data(
             x=torch.zeros(num_nodes, CHANNELS), z=torch.zeros(num_nodes, dtype=torch.int64),
             pos=torch.zeros(num_nodes, 3), batch=torch.full((num_nodes,), num_graphs - 1),
-            edge_index=torch.full((2, num_edges), num_nodes - 1),
+            edge_index=torch.full((2, num_edges), num_nodes - 1), nodes_mask=torch.zeros(num_nodes, dtype=torch.bool),
         )  # fmt: skip
         node = edge = 0
         for slot, graph in enumerate(self.graphs[i] for i in chosen):
             rows, pairs = slice(node, node + graph.num_nodes), slice(edge, edge + graph.num_edges)
             data.x[rows], data.z[rows], data.pos[rows], data.batch[rows] = graph.x, graph.z, graph.pos, slot
+            data.nodes_mask[rows] = True
             data.edge_index[:, pairs] = graph.edge_index + node
             node, edge = rows.stop, pairs.stop
         return data

@@ -292,5 +292,12 @@ class StepRunner:
         if self._backend is Backend.INDUCTOR:
             return InductorRunner(graph, state, places)
         return GraphRunner(
-            graph, state, places, checks, self.update is None, follows_inputs=True, in_order=in_order, is_padded=self._is_padded
+            graph,
+            state,
+            places,
+            checks,
+            self.update is None,
+            follows_inputs=True,
+            in_order=in_order,
+            is_padded=self._is_padded,
         )

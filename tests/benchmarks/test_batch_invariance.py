@@ -7,7 +7,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch_geometric.data import Data
 
+import popgeo
 from popgeo.native import library
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "batch_invariance.py"
@@ -56,3 +58,31 @@ def test_both_sets_of_kernels_give_the_same_bits(script: ModuleType):
     for (graph, bits), (same, others) in zip(*found, strict=True):
         assert graph == same
         assert all(map(torch.equal, bits, others))
+
+
+@pytest.mark.parametrize("name", ["GCN", "GIN", "GAT", "GPS", "SchNet", "PaiNN"])
+def test_a_batch_may_be_divided_into_micro_batches(script: ModuleType, name: str):
+    weights = []
+    for parts in (1, 2, 4):
+        batches = script.RandomBatches(name)
+        torch.manual_seed(0)
+        model = script.MODELS[name]()
+        for part in model.modules():  # a grid of filters adds up all edges of a batch
+            if hasattr(part, "filters"):
+                part.filters = "edges"
+        options = popgeo.StepOptions(
+            batch_invariant=True, gradient_accumulation=parts, reduction="sum", num_threads=1, show_progress=False
+        )
+        step = popgeo.compile_step(model, torch.optim.Adam(model.parameters(), 1e-3), options=options)
+        for number in range(3):
+            chosen = [(5 * number + i) % 40 for i in range(8)]
+            groups = [chosen[i : i + 8 // parts] for i in range(0, 8, 8 // parts)]
+            shape = 64 + 256 // parts, 800 + 4000 // parts, 8 // parts + 1
+            given = [batches.batch_of(group, shape) for group in groups]
+            joined = Data(**{key: torch.cat([one[key] for one in given]) for key in sorted(given[0].keys())})
+            real = torch.ones(shape[2], 1)
+            real[-1] = 0.0
+            step(joined, real.repeat(parts, 1))
+        weights.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])

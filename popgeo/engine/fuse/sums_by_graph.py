@@ -115,9 +115,7 @@ class _Rewriting:
                 replaced[index] = made
         if not replaced:
             return self.graph
-        ops = [
-            one for i, op in enumerate(self.graph.ops) for one in (*self.ops.get(i, ()), replaced.get(i, op))
-        ]
+        ops = [one for i, op in enumerate(self.graph.ops) for one in (*self.ops.get(i, ()), replaced.get(i, op))]
         first = self.ops.get(-1, [])
         return drop_unused(with_ops(self.graph, [*first, *ops], self.graph.outputs, self.constants, self.values))
 
@@ -146,7 +144,7 @@ class _Rewriting:
         return None
 
     def _classes(self, index: int, op: Op) -> int:
-        """Return the matrix of ones where a row has a class, for the gradient of an embedding. [num_rows, classes]"""
+        """Return the matrix of ones where a row has a class, for the gradient of an embedding."""
         rows, num_classes, padding = self.values[ref(op.args[1])], op.args[2], op.args[3]
         classes = torch.arange(num_classes).view(1, -1)
         if padding >= 0:
@@ -159,11 +157,19 @@ class _Rewriting:
             self._put(dense_value(shape, dtype, next(self._storages)))
             for dtype in (torch.bool, self.values[op.makes()[0]].dtype)
         )
-        self.ops.setdefault(index, []).extend([
-            replace(op, target="aten.unsqueeze.default", args=(op.args[1], 1), kwargs={}, outputs=(shown,)),
-            replace(op, target="aten.eq.Tensor", args=(Ref(shown), Ref(known)), kwargs={}, outputs=(same,)),
-            replace(op, target="aten._to_copy.default", args=(Ref(same),), kwargs={"dtype": self.values[made].dtype}, outputs=(made,)),
-        ])
+        self.ops.setdefault(index, []).extend(
+            [
+                replace(op, target="aten.unsqueeze.default", args=(op.args[1], 1), kwargs={}, outputs=(shown,)),
+                replace(op, target="aten.eq.Tensor", args=(Ref(shown), Ref(known)), kwargs={}, outputs=(same,)),
+                replace(
+                    op,
+                    target="aten._to_copy.default",
+                    args=(Ref(same),),
+                    kwargs={"dtype": self.values[made].dtype},
+                    outputs=(made,),
+                ),
+            ]
+        )
         return made
 
     def _sum(self, v: int, index: int, terms: Sequence[Term]) -> Op | None:
