@@ -103,9 +103,8 @@ class StagePlanner:
         forward, backward = [part.forward_pass for part in parts], [part.backward_pass for part in parts if trains]
         waits = [part.waits_forward for part in parts], [part.waits_backward for part in parts]
         tasks = timed_passes(forward, backward, cut.ipus, count, order, receive=waits)
-        is_phased = order is Schedule.PHASED
         updating, extra = update_cycles(
-            update, parts, cut.num_ipus, options, off_chip=optimizer_off_chip, all_off_chip=is_phased
+            update, parts, cut.num_ipus, options, off_chip=optimizer_off_chip, all_off_chip=order is Schedule.PHASED
         )
         placement = {"serialize": serialize, "optimizer_off_chip": optimizer_off_chip, "overlap_host": overlap_host}
         adding = () if update is None or count == 1 else update.adding
