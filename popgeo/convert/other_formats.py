@@ -38,7 +38,7 @@ def read_other(path: Path, kind: str, opened: IO[bytes]) -> list[Any]:
     """
     import ase.io
 
-    rules = [rule for rule in _RULES if rule["format"] == kind]
+    rules = [rule for rule in _RULES if kind in rule["formats"].split()]
     text = opened.read().decode(errors="replace") if any(rule["pattern"] for rule in rules) else ""
     for rule in rules:
         if len([*re.finditer(rule["pattern"], text, re.M)]) > int(rule["most"]):

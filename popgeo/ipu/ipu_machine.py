@@ -95,7 +95,8 @@ class IpuPlan:
         update: The update that applies gradients; None for a forward pass.
         options: The machine, replicas and stages.
         stages: The stages with their cost; None if the step runs as a whole.
-        make_share: A function that returns the part of the step that one IPU runs.
+        make_share: A function that returns the part of the step that one IPU runs: the whole step, unless several IPUs
+            share the weights.
     """
 
     step: CapturedStep
@@ -138,14 +139,9 @@ class IpuPlan:
         require_fit(use, costs, str if self.options.target.num_ipus > 1 else advice)
 
     @cached_property
-    def share(self) -> IpuShare:
-        """The part of the step that one IPU runs: the whole step, unless several IPUs share the weights."""
-        return self.make_share()
-
-    @cached_property
     def account(self) -> Report:
         """Cycles and memory on the target, computed at the first access; nothing runs."""
-        return self.share.report(self.options, frozenset() if self.update is None else self.update.sharded())
+        return self.make_share().report(self.options, frozenset() if self.update is None else self.update.sharded())
 
     def report(self, run: Mapping[str, Any]) -> Report | Pipeline:
         """Return the account of a step: cycles, memory and plans on the target, and counts and times of this computer.

@@ -15,8 +15,15 @@ from popgeo.capture.held_state import ReplacedStateError
 from popgeo.compat.account import ignored
 
 _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
-with Path(__file__).parent.with_name("sentences.csv").open(newline="") as _file:
-    _SENTENCES = {row["of"]: row["sentence"] for row in csv.DictReader(_file)}
+
+
+def rows_of(table: Path) -> list[dict[str, str]]:
+    """Return the rows of a table, each by the names of its columns."""
+    with table.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+_SENTENCES = {row["of"]: row["sentence"] for row in rows_of(Path(__file__).parent.with_name("sentences.csv"))}
 
 
 def said(of: str, /, **values: Any) -> str:

@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -56,7 +56,8 @@ class PoplarExecutor(CompiledModule):
             self._loss_scale = compiled.loss_scale.value
         steps = self._ticks(compiled.options.batch_factor)
         times = self._timed(num_inputs=len(given.tensors), num_steps=steps)
-        with as_poptorch_errors(), self._buffers_apart(), self._gradients(), self._as_compiled(), times:
+        as_compiled = in_modes(self._model, self._modes)  # an IPU's program does not follow later changes of modes
+        with as_poptorch_errors(), self._buffers_apart(), self._gradients(), as_compiled, times:
             try:
                 returned = self._pass(given, compiled)
             except ValueError as error:
@@ -105,10 +106,6 @@ class PoplarExecutor(CompiledModule):
         for state in self.compiled.replica_states():
             for name in state.buffers.keys() & {*names}:
                 state.buffers[name].copy_(self._model.get_buffer(name))
-
-    def _as_compiled(self) -> AbstractContextManager[None]:
-        """Keep the training modes of the compilation: an IPU's program does not follow later changes."""
-        return in_modes(self._model, self._modes)
 
     @contextmanager
     def _gradients(self) -> Iterator[None]:

@@ -7,7 +7,6 @@ honours, records or ignores the option, and the reason. A setter that does more 
 
 import ast
 import copy
-import csv
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 from popgeo.compat.account import Treatment, enter
 from popgeo.compat.poptorch.enums import ConnectionType, HalfFloatCastingBehavior, SyncPattern
-from popgeo.compat.poptorch.errors import FrozenOptionsError, check
+from popgeo.compat.poptorch.errors import FrozenOptionsError, check, rows_of
 from popgeo.did_you_mean import meant
 
 Group = TypeVar("Group", bound="OptionGroup")
@@ -238,8 +237,7 @@ _KINDS: Mapping[str, tuple[Any, Convert]] = {
     "HalfFloatCastingBehavior": (HalfFloatCastingBehavior, partial(require_kind, HalfFloatCastingBehavior)),
 }  # fmt: skip
 
-with Path(__file__).with_name("options.csv").open(newline="") as _file:
-    _ROWS = list(csv.DictReader(_file))
+_ROWS = rows_of(Path(__file__).with_name("options.csv"))
 
 
 def _setter_of(row: Mapping[str, str], kinds: Mapping[str, tuple[Any, Convert]]) -> Callable[..., Any]:

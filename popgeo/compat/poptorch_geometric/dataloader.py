@@ -69,10 +69,8 @@ class GroupedDataset(torch.utils.data.Dataset[Any]):
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name in (
-            "dataset",
-            "__getitems__",
-        ):  # "dataset" is missing during unpickling; __getitems__ would skip groups
+        # "dataset" is missing during unpickling; __getitems__ would skip groups
+        if name in ("dataset", "__getitems__"):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 

@@ -126,14 +126,13 @@ def share_of(
     target, shards, num_local = options.target.of_shards(num_shards(model))
     with only_first(model, num_local), filters_at_each_edge():  # published programs compute filters at each edge
         trained = trained_names(model, optimizer)
-        scale, is_shown = options.constant_loss_scaling, options.show_progress
         step = capture_step(
             model,
             arguments,
             trained=trained,
             unregistered=unregistered_parameters(model, optimizer),
-            loss_scaling=scale,
-            show_progress=is_shown,
+            loss_scaling=options.constant_loss_scaling,
+            show_progress=options.show_progress,
         )
         step = with_shared_statistics(step, model, options.replication_factor if optimizer else 1)
         update = update_of(model, step, optimizer, options) if optimizer and isinstance(model, nn.Module) else None

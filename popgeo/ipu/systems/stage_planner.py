@@ -103,11 +103,10 @@ class StagePlanner:
         forward, backward = [part.forward_pass for part in parts], [part.backward_pass for part in parts if trains]
         waits = [part.waits_forward for part in parts], [part.waits_backward for part in parts]
         tasks = timed_passes(forward, backward, cut.ipus, count, order, receive=waits)
-        is_phased = order is Schedule.PHASED
         updating, extra = update_cycles(
-            update, parts, cut.num_ipus, options, off_chip=optimizer_off_chip, all_off_chip=is_phased
+            update, parts, cut.num_ipus, options, off_chip=optimizer_off_chip, all_off_chip=order is Schedule.PHASED
         )
-        placement = {"optimizer_off_chip": optimizer_off_chip, "overlap_host": overlap_host}
+        placement = {"serialize": serialize, "optimizer_off_chip": optimizer_off_chip, "overlap_host": overlap_host}
         adding = () if update is None or count == 1 else update.adding
         updates = () if update is None else update.costs
         seconds = time.perf_counter() - start
@@ -128,7 +127,7 @@ class StagePlanner:
             shared=_shared(graph, cut),
             recompute=checked_recompute(options.recompute),
             layers=cut.layers,
-            plan_again=partial(self._plan_again, options, serialize, **placement),
+            plan_again=partial(self._plan_again, options, placement),
             captured_ops=self._captured_ops,
             state_bytes=sum(part.weight_bytes - part.held_before for part in parts) + sum(extra),
             buffer_bytes=0,
@@ -137,12 +136,10 @@ class StagePlanner:
         )
         return planned, cut
 
-    def _plan_again(
-        self, options: Options, serialize: Any, *, optimizer_off_chip: bool, overlap_host: bool, **changes: Any
-    ) -> Pipeline:
+    def _plan_again(self, options: Options, placement: Mapping[str, Any], **changes: Any) -> Pipeline:
         """Return the plan with other options and placement."""
-        placement = {"optimizer_off_chip": optimizer_off_chip, "overlap_host": overlap_host}
-        return self.plan(replace(options, **changes), serialize=serialize, **placement)[0]
+        placed = {name: changes.pop(name, before) for name, before in placement.items()}
+        return self.plan(replace(options, **changes), **placed)[0]
 
     def _costs_of(self, options: Options, ipu: int) -> Sequence[OpCost]:
         """Return the cost of each operation on an IPU of a replica."""

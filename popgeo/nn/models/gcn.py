@@ -47,8 +47,7 @@ class GCN(GNN):
         add_self_loops: bool = True,
         **kwargs: Unpack[StackChoices],
     ) -> None:
-        sizes = in_channels, hidden_channels, num_layers, out_channels
-        super().__init__(*sizes, dropout, act, act_first, **kwargs)
+        super().__init__(in_channels, hidden_channels, num_layers, out_channels, dropout, act, act_first, **kwargs)
         self.add_self_loops = add_self_loops
 
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:

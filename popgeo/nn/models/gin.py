@@ -47,8 +47,7 @@ class GIN(GNN):
         **kwargs: Unpack[StackChoices],
     ) -> None:
         self.eps, self.train_eps = eps, train_eps
-        sizes = in_channels, hidden_channels, num_layers, out_channels
-        super().__init__(*sizes, dropout, act, act_first, **kwargs)
+        super().__init__(in_channels, hidden_channels, num_layers, out_channels, dropout, act, act_first, **kwargs)
 
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
         """Return a `GINConv`."""

@@ -48,8 +48,7 @@ class GraphSAGE(GNN):
     ) -> None:
         check_choice("aggr", aggr, ("mean", "sum", "max"))
         self.aggr = aggr
-        sizes = in_channels, hidden_channels, num_layers, out_channels
-        super().__init__(*sizes, dropout, act, act_first, **kwargs)
+        super().__init__(in_channels, hidden_channels, num_layers, out_channels, dropout, act, act_first, **kwargs)
 
     def init_conv(self, in_channels: int, out_channels: int) -> nn.Module:
         """Return a `SAGEConv`."""

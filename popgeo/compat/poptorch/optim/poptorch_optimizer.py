@@ -1,7 +1,6 @@
 """Base class of PopTorch's optimizers: arguments, types of the state, and state under PopART's names."""
 
 import copy
-import csv
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.compat.account import honoured, ignored, recorded
-from popgeo.compat.poptorch.errors import check, said
+from popgeo.compat.poptorch.errors import check, rows_of, said
 from popgeo.engine.loss_scaling import LossScale
 from popgeo.engine.optimizer.flat_worker import FlatWorker, needs_mixed
 from popgeo.engine.optimizer.precision import restore_types
 from popgeo.engine.step_options import StepOptions
 
-with Path(__file__).with_name("arguments.csv").open(newline="") as _file:
-    _ROWS = list(csv.DictReader(_file))
+_ROWS = rows_of(Path(__file__).with_name("arguments.csv"))
 _TYPES = (torch.float16, torch.float32)
 _OWN = ("loss_scaling", "max_grad_norm", "accum_type", "state_types", "variable_attrs", "_names", "_scale", "_loaded")
 _NO_STATE: Mapping[str, Any] = {"ipu_state": None, "ipu_param": None}

@@ -13,7 +13,6 @@ from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.map_tensors import map_storages
 from popgeo.ipu.tiles.steps import Operand, Region
 
-OPERATIONS = frozenset({"popgeo.for_loop", "popgeo.cond"})
 AddGraph = Callable[[Builder, OpGraph, Sequence[Plan], Places, str], Places]
 """The function `popgeo.ipu.tiles.graph_program.add_graph`."""
 
