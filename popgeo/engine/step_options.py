@@ -67,9 +67,10 @@ class StepOptions:
             is slower. Default: False.
         batch_invariant: Compute the results of a graph, and its part of each gradient, with the same bits whatever else
             is in the batch: in every slot, with any padding, in batches of any size, for any number of threads and on
-            AVX2 and AVX-512. Needs the compiled kernels, weights of float32 or float64, and a model that computes each
-            graph by itself (no batch norm in training). Default: False; results of most models have these bits anyway,
-            their gradients do not.
+            AVX2 and AVX-512. Gradients are summed so that the graphs of an update may be divided into equal
+            micro-batches, replicas and processes. Needs the compiled kernels, weights of float32 or float64, and a
+            model that computes each graph by itself (no batch norm in training). Default: False; results of most models
+            have these bits anyway, their gradients do not.
         cache_dir: Folder for compiled steps, from which a second start reads them instead of capturing again. Default:
             none.
         show_progress: Show a progress bar if compiling takes longer than a second. Default: True.
