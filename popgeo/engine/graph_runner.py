@@ -79,7 +79,7 @@ class GraphRunner:
         late = self._begin_with_weights(given, state) if keeps else self.graph
         fuses = joins and not floating_point_exceptions
         self.runs = late if fuses else expand(late)
-        self.runs = sums_by_graph(sums_in_order(self.runs), is_padded) if in_order else self.runs
+        self.runs = sums_by_graph(sums_in_order(self.runs), places or (), is_padded) if in_order else self.runs
         self.runs = fuse(self.runs) if fuses else self.runs
         values = self.graph.values
         given |= {v: tensor.detach() for v, tensor in self.runs.constants.items()}

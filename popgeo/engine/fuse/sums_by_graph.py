@@ -5,7 +5,7 @@ its halves has other bits. Here each gradient is a tree: the rows of a graph are
 added in halves. So a batch gives the bits of its halves and quarters, on whichever process each of them runs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -43,7 +43,7 @@ class Term:
     right: Factor
 
 
-def sums_by_graph(graph: OpGraph, is_padded: bool) -> OpGraph:
+def sums_by_graph(graph: OpGraph, gradients: Iterable[int], is_padded: bool) -> OpGraph:
     """Return the graph with gradients as trees over the graphs of the batch, where this is possible.
 
     The graph of each row is known for the rows of an argument `batch`, for the edges of an argument `edge_index`, and
@@ -52,12 +52,13 @@ def sums_by_graph(graph: OpGraph, is_padded: bool) -> OpGraph:
 
     Args:
         graph: The result of `sums_in_order`.
+        gradients: Positions of the gradients among the outputs.
         is_padded: Whether the last node is padding, so that its graph is none of the real ones.
     """
     axes = _Axes.of(graph)
     if axes is None:
         return graph
-    return _Rewriting(graph, axes, is_padded).result()
+    return _Rewriting(graph, axes, is_padded).result([graph.outputs[position] for position in gradients])
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class _Axes:
 
 @dataclass
 class _Rewriting:
+    """One pass over the gradients of a graph, which collects new values and operations."""
+
     graph: OpGraph
     axes: _Axes
     is_padded: bool
@@ -103,9 +106,9 @@ class _Rewriting:
         self.constants = dict(self.graph.constants)
         self._storages, self._known = new_storages(self.values), dict[tuple[str, int, int], int]()
 
-    def result(self) -> OpGraph:
+    def result(self, gradients: Sequence[int | None]) -> OpGraph:
         replaced: dict[int, Op] = {}
-        for v in self.graph.outputs:
+        for v in gradients:
             index = None if v is None else self.graph.values[v].producer
             if v is None or index is None or index in replaced or not self.uses.is_stable(v):
                 continue
@@ -157,19 +160,12 @@ class _Rewriting:
             self._put(dense_value(shape, dtype, next(self._storages)))
             for dtype in (torch.bool, self.values[op.makes()[0]].dtype)
         )
-        self.ops.setdefault(index, []).extend(
-            [
-                replace(op, target="aten.unsqueeze.default", args=(op.args[1], 1), kwargs={}, outputs=(shown,)),
-                replace(op, target="aten.eq.Tensor", args=(Ref(shown), Ref(known)), kwargs={}, outputs=(same,)),
-                replace(
-                    op,
-                    target="aten._to_copy.default",
-                    args=(Ref(same),),
-                    kwargs={"dtype": self.values[made].dtype},
-                    outputs=(made,),
-                ),
-            ]
-        )
+        options = {"dtype": self.values[made].dtype}
+        self.ops.setdefault(index, []).extend([
+            replace(op, target="aten.unsqueeze.default", args=(op.args[1], 1), kwargs={}, outputs=(shown,)),
+            replace(op, target="aten.eq.Tensor", args=(Ref(shown), Ref(known)), kwargs={}, outputs=(same,)),
+            replace(op, target="aten._to_copy.default", args=(Ref(same),), kwargs=options, outputs=(made,)),
+        ])  # fmt: skip
         return made
 
     def _sum(self, v: int, index: int, terms: Sequence[Term]) -> Op | None:
