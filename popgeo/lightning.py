@@ -212,8 +212,7 @@ class CompiledModule(LightningModule):
         raises = options.floating_point_exceptions or torch.is_anomaly_enabled()
         options = replace(options, replication_factor=replicas, floating_point_exceptions=raises)
         step = compile_step(self.model, optimizer, backend=self._backend_here(), options=options)
-        run = self._resumed_run()
-        if run is not None:
+        if (run := self._resumed_run()) is not None:
             with torch.random.fork_rng(devices=()):  # on_train_start has already restored torch's random numbers
                 step.load_run_state(run)
         return step

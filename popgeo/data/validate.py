@@ -53,8 +53,7 @@ def check_positions(columns: Columns) -> None:
             _ROWS_AT_ONCE
         )  # a store on disk may be larger than memory
         finite = torch.cat([piece.isfinite().flatten(1).all(dim=1) for piece in pieces])
-        graph = _first_shown(columns, attribute.axis, ~finite)
-        if graph is not None:
+        if (graph := _first_shown(columns, attribute.axis, ~finite)) is not None:
             raise ValueError(
                 f"Graph {graph} has {_named(attribute)} that is NaN or infinite. Correct it, leave the graph out, or "
                 f"pass validate=None, which checks indices only."
