@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import Attribute, Axis
+from popgeo.data.axes import Attribute, Axis, row_pointer
 from popgeo.data.columns import Columns
 from popgeo.data.store.first_use import compare_stored
 from popgeo.data.store.mapped import file_of
@@ -125,7 +125,7 @@ def _first_shown(columns: Columns, axis: Axis, marked: Tensor) -> int | None:
     """Return the position in the view of the first graph with a marked row; None without marked rows."""
     if not bool(marked.any()):
         return None
-    running = torch.cat([torch.zeros(1, dtype=torch.int64), marked.cumsum(0)])
+    running = row_pointer(marked.to(torch.int64))
     pointer = columns.row_pointers[axis]
     has = (running[pointer[1:]] > running[pointer[:-1]]).numpy()
     shown = np.flatnonzero(has if columns.indices is None else has[columns.indices])
