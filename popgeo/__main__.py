@@ -7,14 +7,15 @@ from importlib import import_module
 from popgeo import __version__, command_line, command_parsers
 from popgeo.did_you_mean import meant
 
+# The module of each command; the function there and its parser in `command_parsers` have the command's name.
 COMMANDS = {
-    "demo": "popgeo.demo:demo",
-    "convert": "popgeo.convert.command:convert",
-    "info": "popgeo.inspect_command:info",
-    "predict": "popgeo.deploy.predict_command:predict",
-    "report": "popgeo.inspect_command:report",
-    "train": "popgeo.train.train_command:train",
-    "compare": "popgeo.compare_command:compare",
+    "demo": "popgeo.demo",
+    "convert": "popgeo.convert.command",
+    "info": "popgeo.inspect_command",
+    "predict": "popgeo.deploy.predict_command",
+    "report": "popgeo.inspect_command",
+    "train": "popgeo.train.train_command",
+    "compare": "popgeo.compare_command",
 }
 
 
@@ -29,14 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"popgeo: there is no command {words[0]!r}, but {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
         return 2
     name, options = (words[0], words[1:]) if words and words[0] in COMMANDS else ("demo", words)
-    module, _, function = COMMANDS[name].partition(":")
     try:
         # The parser answers --help, --version and a wrong option before torch is imported.
         if name == "demo":
             command_parsers.demo(options, __version__)
         else:
-            command_parsers.PARSERS[name](options)
-        return int(getattr(import_module(module), function)(options))
+            getattr(command_parsers, name)(options)
+        return int(getattr(import_module(COMMANDS[name]), name)(options))
     except (ValueError, OSError) as error:
         print(f"popgeo: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _SECONDS_TO_WRITE = 3600.0  # an older temporary file belongs to a process that was killed
-_LEFT = re.compile(r"\.popgeo-(\d+)-[0-9a-f]{16}\.part")
+_LEFT = r"\.popgeo-(\d+)-[0-9a-f]{16}\.part"
 _NAME_LENGTH = 50  # characters of the file's name that its temporary file repeats: names have a limit
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
@@ -77,11 +77,11 @@ def name_file(error: OSError, path: Path, partial: Path | None = None) -> None:
 
 def _remove_left(path: Path) -> None:
     """Delete temporary files of this path that are an hour old and belong to no living process."""
-    for name in os.listdir(path.parent):
-        found = _LEFT.fullmatch(name.removeprefix(path.name[:_NAME_LENGTH]))
-        if found is None or not name.startswith(path.name[:_NAME_LENGTH]):
+    of_this_path = re.compile(re.escape(path.name[:_NAME_LENGTH]) + _LEFT)
+    for left in path.parent.iterdir():
+        found = of_this_path.fullmatch(left.name)
+        if found is None:
             continue
-        left = path.parent / name
         try:
             known = left.lstat()
             is_old = stat.S_ISREG(known.st_mode) and time.time() - known.st_mtime > _SECONDS_TO_WRITE

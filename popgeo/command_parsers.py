@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,9 +180,3 @@ def _add_atoms(parser: argparse._ArgumentGroup) -> None:
     """Add the options of labels in a file of atoms; see `read_atoms`."""
     partial_labels = {"dest": "labels", "action": "store_const", "const": "partial"}
     add_options(parser, _PACKAGE / "convert" / "atom_options.csv", {"partial": partial_labels})
-
-
-PARSERS: Mapping[str, Callable[[Sequence[str]], argparse.Namespace]] = {
-    "convert": convert, "info": info, "train": train, "compare": compare, "predict": predict, "report": report,
-}  # fmt: skip
-"""The parser of each command except the demo."""

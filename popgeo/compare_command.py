@@ -61,8 +61,7 @@ def _run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], pd.DataFrame]:
         log = pd.read_csv(folder / "log.csv")
         settings = json.loads((folder / "settings.json").read_text())
         best = log.loc[log["valid loss"].idxmin()]
-        found: dict[str, Any] = {"epochs": len(log), "best epoch": int(best["epoch"])}
-        found |= {"valid loss": best["valid loss"]}
+        found = {"epochs": len(log), "best epoch": int(best["epoch"]), "valid loss": best["valid loss"]}
         found |= {f"valid {name}": best[name] for name in log if name.endswith(("MAE", "RMSE"))}
         if (folder / "errors.csv").exists():
             errors = pd.read_csv(folder / "errors.csv", index_col="part")

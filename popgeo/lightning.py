@@ -22,15 +22,8 @@ from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.resume import restore_torchs_generator
 from popgeo.engine.step_options import StepOptions
 
-_IN_THE_STEP = (
-    "backward",
-    "configure_gradient_clipping",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "optimizer_step",
-    "optimizer_zero_grad",
-)
 _OF_CALLBACKS = ("on_after_backward", "on_before_optimizer_step")
+_IN_THE_STEP = {*_OF_CALLBACKS, "backward", "configure_gradient_clipping", "optimizer_step", "optimizer_zero_grad"}
 _KEY = "popgeo"
 
 
@@ -71,7 +64,7 @@ class CompiledModule(LightningModule):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        replaced = [name for name in _IN_THE_STEP if getattr(cls, name) is not getattr(CompiledModule, name)]
+        replaced = sorted(name for name in _IN_THE_STEP if getattr(cls, name) is not getattr(CompiledModule, name))
         if replaced:
             raise TypeError(
                 f"{cls.__name__} defines {', '.join(replaced)}, but gradients exist only within the compiled step. "
@@ -212,8 +205,7 @@ class CompiledModule(LightningModule):
         raises = options.floating_point_exceptions or torch.is_anomaly_enabled()
         options = replace(options, replication_factor=replicas, floating_point_exceptions=raises)
         step = compile_step(self.model, optimizer, backend=self._backend_here(), options=options)
-        run = self._resumed_run()
-        if run is not None:
+        if (run := self._resumed_run()) is not None:
             with torch.random.fork_rng(devices=()):  # on_train_start has already restored torch's random numbers
                 step.load_run_state(run)
         return step

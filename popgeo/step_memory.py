@@ -207,15 +207,11 @@ def graphs_within(
         raise ValueError(f"The memory is {memory!r}; pass the step's model, too: model=model, optimizer=optimizer.")
     recipe = _recipe_of(model, optimizer)
 
+    def first_batch(sizes: FixedSizeOptions) -> Any:
+        return next(iter(FixedSizeDataLoader(dataset, fixed_size_options=sizes, fixed_size_strategy="Window")))
+
     def measure(number: int) -> int:
-        sizes = tuned(number)
-        example = getattr(model, "example_batch", None)
-        if example is None:
-            loader = FixedSizeDataLoader(dataset, fixed_size_options=sizes, fixed_size_strategy="Window")
-            batch = next(iter(loader))
-        else:
-            batch = example(sizes)
-        args, kwargs = as_call(batch)
+        args, kwargs = as_call(getattr(model, "example_batch", first_batch)(tuned(number)))
         return compiled_use(recipe, Arguments.of(recipe.signature, args, kwargs))[0].peak
 
     return most_within(bytes_of(memory), measure, most)

@@ -117,8 +117,7 @@ def taken_by_name(
     found = [one.name for one in named if one.name in held]
     if needed == ["batch"] or (len(needed) == 1 and needed[0] not in found) or not (needed or found):
         return None
-    missing = [name for name in needed if name not in found]
-    if missing:
+    if missing := [name for name in needed if name not in found]:
         raise ValueError(
             f"The model takes {', '.join(missing)}, which the graphs do not have; they have "
             f"{', '.join(sorted(held))}. {remedy.format(missing[0])}"

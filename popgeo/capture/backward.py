@@ -56,8 +56,7 @@ def _find_loss(results: Sequence[Tensor], recorder: Recorder) -> Tensor:
     Raises:
         ValueError: there is no loss, or no loss depends on all others.
     """
-    marked = [tensor for tensor in recorder.marked if tensor.requires_grad]
-    if marked:
+    if marked := [tensor for tensor in recorder.marked if tensor.requires_grad]:
         numbers = set(map(recorder.page.number, marked))
         final = [tensor for tensor in marked if numbers <= recorder.page.depends_on(tensor)]
         if len(final) == 1:

@@ -145,8 +145,7 @@ def _storages_of_views(inputs: Iterable[Tensor], real: Iterable[Tensor]) -> set[
 
 def _refuse_constants_of_the_state(recorder: Recorder, state: Mapping[Input, Tensor]) -> None:
     own = {id(tensor): one.name for one, tensor in state.items()}
-    aside = [own[id(tensor)] for tensor in recorder.page.constants.values() if id(tensor) in own]
-    if aside:
+    if aside := [own[id(tensor)] for tensor in recorder.page.constants.values() if id(tensor) in own]:
         raise ValueError(
             f"The model, or a hook, reads {', '.join(aside)} from a closure, a list or a partial, where a step would "
             "neither see it change nor train it. Read it as an attribute of its module, such as self.weight."

@@ -82,8 +82,7 @@ def trained_names(model: Callable[..., Any], optimizer: Optimizer | None) -> lis
 def _refuse_unregistered(graph: OpGraph, held: Mapping[str, Sequence[nn.Parameter]]) -> None:
     used = {constant.untyped_storage()._cdata for constant in graph.constants.values()}
     shapes = {place: [list(p.shape) for p in own if p.untyped_storage()._cdata in used] for place, own in held.items()}
-    found = [f"{', '.join(map(str, some))} in {place}" for place, some in shapes.items() if some]
-    if found:
+    if found := [f"{', '.join(map(str, some))} in {place}" for place, some in shapes.items() if some]:
         raise ValueError(
             f"The optimizer holds parameters that the model uses and does not register: {'; '.join(found)}. "
             "The compiled step would not train them, and no state_dict() has them. Register them: nn.ModuleList or "

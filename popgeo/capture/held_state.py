@@ -51,8 +51,7 @@ def require_shapes(module: nn.Module) -> None:
             ...
         ValueError: weight, bias of the model are lazy: their shapes come from a first call. Call model(...)...
     """
-    lazy = [name for name, one in (*module.named_parameters(), *module.named_buffers()) if is_lazy(one)]
-    if lazy:
+    if lazy := [name for name, one in (*module.named_parameters(), *module.named_buffers()) if is_lazy(one)]:
         raise ValueError(
             f"{', '.join(lazy)} of the model {'are' if len(lazy) > 1 else 'is'} lazy: their shapes come from a first "
             "call. Call model(...) once with a batch, within torch.no_grad(), before the optimizer and the compiled "

@@ -1,8 +1,9 @@
 """The table of operations, `operations.csv`: family, cost rule, division of work, and execution of each operation.
 
-A row is everything that the rest of the library knows about an operation. Its family names the file of `ipu/cost` with
-its cost and the file of `ipu/tiles/lower` with its division over tiles; views cost nothing and are in the files of
-movement. An operation without a row is planned as slow software, and divided as far as torch's description allows.
+A row is everything that the rest of the library knows about the operations that it names. Their family names the file
+of `ipu/cost` with their cost and the file of `ipu/tiles/lower` with their division over tiles; views cost nothing and
+are in the files of movement. An operation without a row is planned as slow software, and divided as far as torch's
+description allows.
 """
 
 import csv
@@ -87,7 +88,7 @@ class DrawCount(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One row of the table.
+    """One operation of the table.
 
     Attributes:
         name: Name, as from `name_of`.
@@ -128,22 +129,23 @@ class Operation:
 def _rows() -> Iterator[Operation]:
     with Path(__file__).with_name("operations.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            yield Operation(
-                name=row["name"] if "." in row["name"] else f"aten.{row['name']}",
-                family=row["family"],
-                rule=row["rule"] or row["family"],
-                lowering=row["lowering"] or row["family"],
-                divisions=tuple(map(Division, row["division"].split())),
-                out=Out(row["out"]),
-                chain=ChainStep(row["chain"]),
-                moves_rows=row["moves_rows"] == "yes",
-                draws=DrawCount(row["draws"]),
-                passes=tuple(name.replace("-", " ") for name in row["passes"].split()),
-            )
+            for name in row["names"].split():
+                yield Operation(
+                    name=name if "." in name else f"aten.{name}",
+                    family=row["family"],
+                    rule=row["rule"] or row["family"],
+                    lowering=row["lowering"] or row["family"],
+                    divisions=tuple(map(Division, row["division"].split())),
+                    out=Out(row["out"]),
+                    chain=ChainStep(row["chain"]),
+                    moves_rows=row["moves_rows"] == "yes",
+                    draws=DrawCount(row["draws"]),
+                    passes=tuple(loop.replace("-", " ") for loop in row["passes"].split()),
+                )
 
 
 OPERATIONS: Mapping[str, Operation] = {row.name: row for row in _rows()}
-"""All rows by name; a name without a library in the file belongs to `aten`."""
+"""All operations by name; a name without a library in the file belongs to `aten`."""
 
 
 def name_of(target: str) -> str:

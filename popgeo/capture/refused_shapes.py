@@ -16,7 +16,8 @@ from popgeo.capture.model_lines import frames, owner_of
 
 # Advice by the function that calls an operation, or by the operation.
 with Path(__file__).with_name("remedies.csv").open(newline="") as _file:
-    _REMEDIES = {(row["of"], row["name"]): row["remedy"] for row in csv.DictReader(_file)}
+    _ROWS = [*csv.DictReader(_file)]
+_REMEDIES = {(row["of"], name): row["remedy"] for row in _ROWS for name in row["names"].split()}
 
 
 @dataclass(frozen=True)

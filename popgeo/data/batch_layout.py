@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
+from typing_extensions import TypedDict
 
 from popgeo.data.attribute_names import with_registered
 from popgeo.data.axes import GRAPHS, Attribute, Level, Levels, ends_of, require_certain

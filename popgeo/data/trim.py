@@ -85,10 +85,8 @@ class TrimInput:
         for axis in [axis for axis in over if axis.level is Level.NODE and over[axis] > 0 and nodes]:
             keep[axis] = self._nodes_left(axis, over[axis], generator)
         for axis, ends in self.ends.items() if keep else ():
-            alive = torch.ones(ends.shape[1], dtype=torch.bool)
-            for end, row in zip(ends_of(axis), ends, strict=True):
-                alive &= keep[end][row] if end in keep else alive
-            keep[axis], over[axis] = alive, int(alive.sum()) - limits[axis]
+            keep[axis] = edges_between(axis, ends, keep)
+            over[axis] = int(keep[axis].sum()) - limits[axis]
         for axis in [axis for axis in over if axis.level is Level.EDGE and over[axis] > 0 and edges]:
             alive = keep.get(axis, torch.ones(self.counts[axis], dtype=torch.bool)).clone()
             alive[alive.clone()] = self._edges_left(axis, alive, over[axis], generator)
@@ -191,7 +189,7 @@ def trim(
     protected = {a.axis: a.tensor for a in store.attributes if a.name == protect and a.axis in types}
     joined = TrimInput(
         counts=counts,
-        ends={a.axis: _ends_in_all(store, a) for a in store.attributes if a.name == "edge_index" and a.is_tensor},
+        ends={a.axis: ends_in_all(store, a) for a in store.attributes if a.name == "edge_index" and a.is_tensor},
         stays=protected,
         owner={axis: torch.repeat_interleave(store.row_pointers[axis].diff()) for axis in types},
     )
@@ -218,7 +216,21 @@ def check_numbering(store: FlatStore, remedy: str = "") -> None:
             )
 
 
-def _ends_in_all(store: FlatStore, attribute: Attribute) -> Tensor:
+def edges_between(axis: Axis, ends: Tensor, keep: Mapping[Axis, Tensor]) -> Tensor:
+    """Return True for each edge whose ends both stay.
+
+    Args:
+        axis: The edge type.
+        ends: The two nodes of each edge. int64 [2, number of edges]
+        keep: For each node type that loses nodes, True for nodes that stay.
+    """
+    alive = torch.ones(ends.shape[1], dtype=torch.bool)
+    for end, row in zip(ends_of(axis), ends, strict=True):
+        alive &= keep[end][row] if end in keep else alive
+    return alive
+
+
+def ends_in_all(store: FlatStore, attribute: Attribute) -> Tensor:
     """Return both ends of each edge, numbered through all graphs, int64 [2, number of edges]."""
     graph = torch.repeat_interleave(store.row_pointers[attribute.axis].diff())
     starts = [store.row_pointers[axis][:-1][graph] for axis in ends_of(attribute.axis)]

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import Attribute, Axis
+from popgeo.data.axes import Attribute, Axis, row_pointer
 from popgeo.data.columns import Columns
 from popgeo.data.store.first_use import compare_stored
 from popgeo.data.store.mapped import file_of
@@ -53,8 +53,7 @@ def check_positions(columns: Columns) -> None:
             _ROWS_AT_ONCE
         )  # a store on disk may be larger than memory
         finite = torch.cat([piece.isfinite().flatten(1).all(dim=1) for piece in pieces])
-        graph = _first_shown(columns, attribute.axis, ~finite)
-        if graph is not None:
+        if (graph := _first_shown(columns, attribute.axis, ~finite)) is not None:
             raise ValueError(
                 f"Graph {graph} has {_named(attribute)} that is NaN or infinite. Correct it, leave the graph out, or "
                 f"pass validate=None, which checks indices only."
@@ -126,7 +125,7 @@ def _first_shown(columns: Columns, axis: Axis, marked: Tensor) -> int | None:
     """Return the position in the view of the first graph with a marked row; None without marked rows."""
     if not bool(marked.any()):
         return None
-    running = torch.cat([torch.zeros(1, dtype=torch.int64), marked.cumsum(0)])
+    running = row_pointer(marked.to(torch.int64))
     pointer = columns.row_pointers[axis]
     has = (running[pointer[1:]] > running[pointer[:-1]]).numpy()
     shown = np.flatnonzero(has if columns.indices is None else has[columns.indices])

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import TypedDict
 
-from popgeo.data.axes import Levels
+from popgeo.data.batch_layout import LayoutKeywords
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.trim import OverSizeStrategy
 from popgeo.did_you_mean import names_arguments
@@ -50,13 +50,8 @@ class EpochArguments(ShardArguments, total=False):
     generator: None
 
 
-class LoaderArguments(EpochArguments, total=False):
+class LoaderArguments(EpochArguments, LayoutKeywords, total=False):
     """Keyword arguments of loaders of graphs: `EpochArguments` and less common fields of `LayoutChoices`."""
-
-    levels: Levels | None
-    index_dtype: torch.dtype
-    sort_edges: bool
-    spread_padding_edges: bool
 
 
 class GraphLoaderArguments(LoaderArguments, total=False):

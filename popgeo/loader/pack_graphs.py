@@ -18,6 +18,7 @@ from popgeo.loader.sampler import Packer
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, in_equal_numbers
 from popgeo.loader.tensor_versions import TensorVersions
 from popgeo.packing import Budget, Packs, totals_of_packs, window
+from popgeo.packing.sizes import fitting
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,18 +153,15 @@ def pack_epoch(
     """
     strategy, over_size_strategy = choices.strategy, choices.over_size_strategy
     sizes, limits = sizes if order is None else sizes.take(order, axis=0), np.array(budget.sizes)
-    too_large = np.empty(0, np.int64)
-    # Dimension by dimension: numpy is many times slower at rows of two numbers, and there may be millions of graphs.
-    fit = [dimension <= limit for dimension, limit in zip(sizes.T, budget.sizes, strict=True)]
-    if not all(dimension.all() for dimension in fit):
-        fits, order = np.asarray(np.logical_and.reduce(fit)), np.arange(len(sizes)) if order is None else order
+    fitting_sizes, fits, too_large = fitting(sizes, budget, skip=True, narrow=True)
+    if fits is not None:
+        order = np.arange(len(sizes)) if order is None else order
         if over_size_strategy.trims_nodes or over_size_strategy.trims_edges:
-            sizes = np.minimum(sizes, limits)
+            sizes, too_large = np.minimum(sizes, limits), too_large[:0]
         elif over_size_strategy in (OverSizeStrategy.Skip, OverSizeStrategy.Alone):
-            too_large = order[~fits]
-            order, sizes = order[fits], sizes[fits]
+            sizes, order, too_large = fitting_sizes, order[fits], order[too_large]
         else:
-            _refuse(sizes, limits, order, fits, choices.names)
+            _refuse(sizes, limits, order, too_large, choices.names)
     if strategy is FixedSizeStrategy.PadToMax and over_size_strategy is OverSizeStrategy.Skip:
         packs = equal_numbers_that_fit(sizes, budget)
     elif strategy is FixedSizeStrategy.PadToMax:
@@ -184,15 +182,15 @@ def pack_epoch(
     return replace(packs, skipped=np.concatenate([too_large, packs.skipped]))
 
 
-def _refuse(sizes: np.ndarray, limits: np.ndarray, order: np.ndarray, fits: np.ndarray, names: Sequence[str]) -> None:
-    worst = int(np.argmin(fits))
+def _refuse(sizes: np.ndarray, limits: np.ndarray, order: np.ndarray, large: np.ndarray, names: Sequence[str]) -> None:
+    worst = int(large[0])
     dimension = int(np.argmax(sizes[worst] > limits))
     known = names or (("nodes", "edges") if len(limits) <= 2 else ("nodes",))
     what = known[dimension] if dimension < len(known) else f"units of size {dimension}"
     limit = f"num_{what} of FixedSizeOptions" if what in ("nodes", "edges") else "the budget"
     raise ValueError(
         f"Graph {order[worst]} has {sizes[worst, dimension]} {what}, a batch holds {limits[dimension]} real ones: "
-        f"{sizes[worst, dimension] - limits[dimension]} too many. {int((~fits).sum())} graphs do not fit. Raise "
+        f"{sizes[worst, dimension] - limits[dimension]} too many. {len(large)} graphs do not fit. Raise "
         f"{limit}, or pass OverSizeStrategy.Skip or one that trims."
     )
 

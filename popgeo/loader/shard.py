@@ -104,8 +104,7 @@ def num_mini_batches(options: Any, world_size: int = 1) -> int:
     if options is None or isinstance(options, int):
         count = 1 if options is None else options
     else:
-        missing = [name for name in _COUNTS if not hasattr(options, name)]
-        if missing:
+        if missing := [name for name in _COUNTS if not hasattr(options, name)]:
             raise ValueError(
                 f"options is a {type(options).__name__} without {missing}. Pass a number, or an object with these."
             )

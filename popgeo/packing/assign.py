@@ -36,9 +36,12 @@ def assign(
     """
     table, ids, skipped = fitting(sizes, budget, skip=skip)
     # Ranks replace sizes: they are few, and 16-bit numbers, if they suffice, sort by radix.
-    ranked = np.unique([size for contents in plan.composition for size in contents]).astype(np.int64)
+    kinds = Packs.from_lists(plan.composition)
+    ranked = np.unique(kinds.indices)
     ranks = _ranks(to_units(table[:, plan.dim], plan.unit, budget.sizes[plan.dim]), ranked)
-    slot_ranks, ptr = _lay_out(plan, ranked, generator)
+    numbers = np.repeat(np.arange(len(kinds)), np.array(plan.counts, np.int64))
+    laid_out = Packs(_ranks(kinds.indices, ranked), kinds.ptr).take(numbers.take(_order(len(numbers), generator)))
+    slot_ranks, ptr = laid_out.indices, laid_out.ptr
     held = np.bincount(slot_ranks, minlength=len(ranked) + 1)
     if not np.array_equal(held, np.bincount(ranks, minlength=len(ranked) + 1)):
         raise ValueError(
@@ -74,16 +77,3 @@ def _ranks(sizes: Ids, ranked: Ids) -> np.ndarray:
 
 def _dtype(ranked: Ids) -> type:
     return np.uint16 if len(ranked) < 1 << 16 else np.int64
-
-
-def _lay_out(plan: SizePlan, ranked: Ids, generator: torch.Generator | None) -> tuple[np.ndarray, Ids]:
-    """Return the rank of the size at each place of each pack, in random order of packs, and the start of each pack."""
-    lengths = np.array([len(contents) for contents in plan.composition], np.int64)
-    contents = _ranks(np.array([size for contents in plan.composition for size in contents], np.int64), ranked)
-    kinds = np.repeat(np.arange(len(lengths)), np.array(plan.counts, np.int64))
-    kinds = kinds.take(_order(len(kinds), generator))
-    graphs = lengths.take(kinds)
-    ptr = np.concatenate([[0], np.cumsum(graphs)])
-    places = np.repeat((np.cumsum(lengths) - lengths).take(kinds) - ptr[:-1], graphs)
-    places += np.arange(len(places))
-    return contents.take(places), ptr

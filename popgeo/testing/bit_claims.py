@@ -50,12 +50,10 @@ def identical_bits(subject: ModelSubject, case: Case) -> dict[str, float]:
         raise NotTriedError("no result has a row per graph, node or edge")
     graphs = list(case.graphs)
     order = [*range(len(graphs))]
-    batches = [([i], fixed_batch([graphs[i]], padding=0, garbage=0.0)) for i in order]
-    for some, padding in ((order, 0), (order[::-1], 0), (order, MORE)):
-        batches.append((some, fixed_batch([graphs[i] for i in some], padding=padding, garbage=0.0)))
     known: dict[int, dict[str, Tensor]] = {}
     compared = 0
-    for some, made in batches:
+    for some, padding in (*(([i], 0) for i in order), (order, 0), (order[::-1], 0), (order, MORE)):
+        made = fixed_batch([graphs[i] for i in some], padding=padding, garbage=0.0)
         step = _Step(model, subject, kinds, made)
         for place, i in enumerate(some):
             found = step.bits_of(place)
@@ -87,7 +85,6 @@ class _Step:
         _, results = self._step(self._made.batch, weights)
         found = {name: results[name][rows[kind]].clone() for name, kind in self._kinds.items()}
         for name, parameter in self._module.named_parameters():
-            state = self._optimizer.state.get(parameter)
-            if state:
+            if state := self._optimizer.state.get(parameter):
                 found[f"the gradient of {name.removeprefix('model.')}"] = state["exp_avg"].clone()
         return found

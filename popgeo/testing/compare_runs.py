@@ -91,8 +91,7 @@ def compare_runs(
     """
 
     def require_alike(subject: str, new: Tensor, old: Tensor, usual: str = "scalar", **scale: float) -> None:
-        apart = difference(new, old, tolerance, **scale)
-        if apart is not None:
+        if (apart := difference(new, old, tolerance, **scale)) is not None:
             _fail(subject, apart, found, expected, why, usual)
 
     for name, kind in kinds.items():

@@ -64,8 +64,7 @@ def check_static_capture(
         - ...: index. Remedy: choose with torch.where(mask, x, other)...
     """
     args, kwargs = _cloned((inputs, named_inputs))
-    problems = ipu.check_static(model, *args, **kwargs)
-    if problems:
+    if problems := ipu.check_static(model, *args, **kwargs):
         places = "\n".join(f"- {p.source}: {p.operation}. Remedy: {p.remedy}." for p in problems)
         number = f"{len(problems)} place{'s' * (len(problems) > 1)}"
         raise AssertionError(f"The model depends on data in {number}, but an IPU needs a fixed program:\n{places}")
@@ -118,12 +117,13 @@ def _check_capture(step: _Step, given: Any, other_inputs: Sequence[Any] | None, 
     for name, expected in results.items():
         require_alike(name, found[name], expected, tolerance, _DIFFERS)
     for name, expected in eager.named_buffers():
-        require_alike(f"buffer {_own(name)}", first.model.get_buffer(name), expected, tolerance, _DIFFERS)
+        buffer = first.model.get_buffer(name)
+        require_alike(f"buffer {name.removeprefix('model.')}", buffer, expected, tolerance, _DIFFERS)
     scale = noise_of(slopes)
     before, after = dict(step.named_parameters()), dict(first.model.named_parameters())
     for name, expected in slopes.items():
         slope = (before[name].detach() - after[name].detach()) / rate
-        require_alike(f"the gradient of {_own(name)}", slope, expected, tolerance, _DIFFERS, scale)
+        require_alike(f"the gradient of {name.removeprefix('model.')}", slope, expected, tolerance, _DIFFERS, scale)
 
 
 def _gradients(step: nn.Module, loss: Tensor | None) -> dict[str, Tensor]:
@@ -147,17 +147,12 @@ def _rate(step: nn.Module, slopes: Mapping[str, Tensor]) -> float:
 def _compare_programs(first: ipu.CompiledStep, second: ipu.CompiledStep) -> None:
     one, other = (str(model.graph).splitlines() for model in (first, second))
     lines = difflib.unified_diff(one, other, lineterm="", n=0)
-    changed = [line for line in lines if line[:2] not in ("--", "++", "@@")]
-    if changed:
+    if changed := [line for line in lines if line[:2] not in ("--", "++", "@@")]:
         raise AssertionError(
             "The captured program depends on the data: with other data of the same shapes it has other operations. The "
             "usual cause: a number that Python computed, such as a random number or a counter. The first of "
             f"{len(changed)} changed lines:\n" + "\n".join(changed[:6])
         )
-
-
-def _own(name: str) -> str:
-    return name.removeprefix("model.")
 
 
 def _cloned(nest: Any) -> Any:

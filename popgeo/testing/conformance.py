@@ -115,16 +115,9 @@ def _failure(number: int, finding: Finding) -> str:
     return section(f"claim-{number}", escape(finding.claim.name), content)
 
 
-# Each family of claims is a file; importing it registers its claims.
-FAMILIES = (
-    *("invariance_claims", "input_claims", "gradient_claims", "physics_claims", "compile_claims"),
-    "bit_claims",
-    *("loader_claims", "neighbor_claims"),
-)
-
-SUBJECTS: dict[SubjectKind, type[Subject]] = {
-    subject.kind: subject for subject in (ModelSubject, LoaderSubject, SamplerSubject, NeighborSubject)
-}
+# Each family of claims is a file `NAME_claims.py`; importing it registers its claims.
+FAMILIES = ("invariance", "input", "gradient", "physics", "compile", "bit", "loader", "neighbor")
+_SUBJECTS: tuple[type[Subject], ...] = (ModelSubject, LoaderSubject, SamplerSubject, NeighborSubject)
 
 
 def check_conformance(
@@ -200,7 +193,8 @@ def subject_of(
         what = call_factory(what) if SubjectKind(kind) is SubjectKind.MODEL else found_at(what)
     if isinstance(what, tuple) and len(what) == 2:
         graphs, what = what[1] if graphs is None else graphs, what[0]
-    subject = type(what) if isinstance(what, Subject) else SUBJECTS[SubjectKind(kind)]
+    kinds = {subject.kind: subject for subject in _SUBJECTS}
+    subject = type(what) if isinstance(what, Subject) else kinds[SubjectKind(kind)]
     if graphs is not None:
         how["graphs"] = tuple(first_graphs(graphs, subject.limit if limit is None else limit))
     return replace(what, **how) if isinstance(what, Subject) else subject(what=what, **how)
@@ -233,7 +227,7 @@ def ends_attempt(error: BaseException) -> bool:
 def known_claims(kind: SubjectKind) -> dict[str, Claim]:
     """Return all claims of a kind, by name."""
     for family in FAMILIES:
-        importlib.import_module(f"popgeo.testing.{family}")
+        importlib.import_module(f"popgeo.testing.{family}_claims")
     return {name: claim for (of, name), claim in CLAIMS.items() if of is kind}
 
 

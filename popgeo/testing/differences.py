@@ -127,6 +127,5 @@ def require_alike(
     Raises:
         BrokenError: the tensors differ.
     """
-    apart = difference(found, expected, tolerance, scale=scale)
-    if apart is not None:
+    if (apart := difference(found, expected, tolerance, scale=scale)) is not None:
         raise BrokenError(f"{what} {words.format(**vars(apart))}", found=apart.found, expected=apart.expected)

@@ -122,8 +122,7 @@ def _slopes(subject: ModelSubject, case: Case, padding: int) -> dict[str, Tensor
         for name, slope in zip(leaves, slopes, strict=True)
         if slope is not None
     }
-    curved = [slope.square().mean() for slope in found.values() if slope.requires_grad]
-    if curved:
+    if curved := [slope.square().mean() for slope in found.values() if slope.requires_grad]:
         seconds = seen.run.gradients(torch.stack(curved).sum())
         found |= {f"the second derivative by {name}": second for name, second in seconds.items()}
     return found

@@ -182,8 +182,7 @@ def nodes_know_their_graph(subject: LoaderSubject, case: Case) -> None:
     """
     for rows in subject.epoch(subject.make(case.graphs), case, needs=["x", "batch"]):
         led = rows["y"][rows["batch"], 0]
-        at = _first(rows["nodes_mask"] & (led != rows["x"][:, 1]))
-        if at is not None:
+        if (at := _first(rows["nodes_mask"] & (led != rows["x"][:, 1]))) is not None:
             raise BrokenError(f"node {at} is in graph {int(rows['x'][at, 1])}, but batch assigns graph {int(led[at])}")
 
 
@@ -202,8 +201,7 @@ def edges_stay(subject: LoaderSubject, case: Case) -> None:
             raise BrokenError(f"edges join nodes {found}, but the batch has {num_nodes} nodes")
         one, other = torch.where(rows["nodes_mask"], rows["x"][:, 1], 0)[ends]
         real = rows.get("edges_mask", torch.ones(ends.shape[1], dtype=torch.bool))
-        at = _first((one != other) | ((one > 0) != real))
-        if at is not None:
+        if (at := _first((one != other) | ((one > 0) != real))) is not None:
             kind = "real" if real[at] else "padding"
             raise BrokenError(f"{kind} edge {at} joins nodes of graphs {one[at]:.0f} and {other[at]:.0f}; 0 is padding")
 
@@ -218,8 +216,7 @@ def edge_features_belong(subject: LoaderSubject, case: Case) -> None:
     """
     for rows in subject.epoch(subject.make(case.graphs), case, needs=["x", "edge_index", "edge_attr"]):
         ends = rows["x"][rows["edge_index"].clamp(max=len(rows["x"]) - 1), 0]
-        at = _first(rows["edges_mask"] & (ends != rows["edge_attr"][:, :2].T).any(0))
-        if at is not None:
+        if (at := _first(rows["edges_mask"] & (ends != rows["edge_attr"][:, :2].T).any(0))) is not None:
             features = rows["edge_attr"][at, :2].int().tolist()
             raise BrokenError(f"edge {at} joins nodes {ends[:, at].int().tolist()}, but has the features of {features}")
 
@@ -238,11 +235,9 @@ def masks_tell_the_truth(subject: LoaderSubject, case: Case) -> None:
             real, planted = rows[MASKS[kind]], torch.isin(numbers, known[kind])
             if len(real) != len(numbers):
                 raise BrokenError(f"{MASKS[kind]} has {len(real)} entries for {len(numbers)} {kind}s")
-            at = _first(real & ~planted)
-            if at is not None:
+            if (at := _first(real & ~planted)) is not None:
                 raise BrokenError(f"{kind} {at} of a batch is padding, but its mask is True")
-            at = _first(planted & ~real & ~torch.isin(numbers, numbers[real]))
-            if at is not None:
+            if (at := _first(planted & ~real & ~torch.isin(numbers, numbers[real]))) is not None:
                 raise BrokenError(f"{kind} {at} of a batch is real, but its mask is False")
 
 
@@ -302,10 +297,8 @@ def nothing_is_written_over(subject: LoaderSubject, case: Case) -> None:
     held = read_rows(first, graphs)
     deque(islice(batches, 4 * len(graphs)), maxlen=0)
     after = read_rows(first, graphs)
-    changed = [name for name in held if not torch.equal(held[name], after[name])]
-    if changed:
+    if changed := [name for name in held if not torch.equal(held[name], after[name])]:
         raise BrokenError(f"making later batches changed {changed[0]} of the first batch")
     for given, kept in zip(graphs, case.graphs, strict=True):
-        changed = [name for name, tensor in kept.items() if not torch.equal(given[name], tensor)]
-        if changed:
+        if changed := [name for name, tensor in kept.items() if not torch.equal(given[name], tensor)]:
             raise BrokenError(f"the loader changed {changed[0]} of graph {int(kept.y)} in the given list")

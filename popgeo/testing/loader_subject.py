@@ -162,8 +162,7 @@ class LoaderSubject(Subject):
         batches: list[ChannelRows] = [read_rows(self.read(batch), case.graphs) for batch in islice(loader, most)]
         if len(batches) == most:
             raise BrokenError(f"an epoch of {len(case.graphs)} graphs continues after batch {most}")
-        lacking = [name for name in needs if any(name not in rows for rows in batches)]
-        if lacking:
+        if lacking := [name for name in needs if any(name not in rows for rows in batches)]:
             raise NotTriedError(f"batches have no {' and no '.join(lacking)}")
         return batches
 
@@ -192,8 +191,7 @@ def order_of(batches: Sequence[ChannelRows]) -> list[int]:
 def require_once(batches: Sequence[ChannelRows], graphs: Sequence[Data], loader: Any, where: str) -> None:
     """Raise BrokenError if graphs come twice, or are missing without being counted by the loader."""
     found = Counter(order_of(batches))
-    doubled = [number for number, times in found.items() if times > 1]
-    if doubled:
+    if doubled := [number for number, times in found.items() if times > 1]:
         raise BrokenError(f"{len(doubled)} of {len(graphs)} graphs come more than once {where}: {doubled[:6]}")
     lost = sorted({int(graph.y) for graph in graphs} - {*found})
     if len(lost) > max(int(getattr(loader, name, 0)) for name in ("num_skipped", "num_dropped")):

@@ -229,8 +229,7 @@ class ModelSubject(Subject):
 
     def _is_random_in(self, mode: Any) -> bool:
         usual, with_a_seed = self.see(self.graphs, model=mode), self.see(self.graphs, model=mode, seed=1)
-        one, other = usual.run.tensors, with_a_seed.run.tensors
-        pairs = [(one[name], other[name]) for name in one]
+        pairs = [(old, with_a_seed.run.tensors[name]) for name, old in usual.run.tensors.items()]
         return any(old.shape != new.shape or difference(new, old) is not None for old, new in pairs)
 
 

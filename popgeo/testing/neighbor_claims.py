@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch_geometric.data import Data
 from popgeo.testing.claims import BrokenError, Case, NotTriedError, Subject, SubjectKind, claim
 
 _NEAR = 1e-5  # share of the cutoff; pairs so close to the cutoff may be listed or not, because of rounding
-_LAYOUTS = ("columns", "strided", "read-only")
 _CROWD = 31  # neighbors of an atom; lists of a fixed number often hold 32
 
 Row = tuple[int, ...]  # center i, neighbor j, and the image of j in cells
@@ -191,8 +189,7 @@ def none_is_farther(rows: list[Row], pairs: dict[Row, float], cutoff: float) -> 
 
     Cause: the list contains a skin, compares a squared distance, or has S with the opposite sign.
     """
-    far = [row for row in rows if row not in pairs and (row[0] != row[1] or any(row[2:]))]
-    if far:
+    if far := [row for row in rows if row not in pairs and (row[0] != row[1] or any(row[2:]))]:
         yield f"{len(far)} of {len(rows)} rows are beyond the cutoff: i, j, S = {far[0]}"
 
 
@@ -248,6 +245,19 @@ def capacity_is_loud(subject: NeighborSubject, case: Case) -> None:
         raise NotTriedError("no structure is crowded")
 
 
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+_LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "columns": np.asfortranarray,
+    "strided": lambda array: np.repeat(array, 2, axis=-1)[..., ::2],
+    "read-only": _read_only,
+}
+
+
 @claim("any memory layout", SubjectKind.NEIGHBOR_LIST, settings=[{"layout": name} for name in _LAYOUTS])
 def layout_does_not_matter(subject: NeighborSubject, case: Case) -> None:
     """Check that neighbors do not depend on the memory layout of the arrays.
@@ -257,19 +267,8 @@ def layout_does_not_matter(subject: NeighborSubject, case: Case) -> None:
     Cause: a pointer is used without its strides. Make the array contiguous first (nequip 0.19's changelog).
     """
     for where, atoms, rows, _ in _structures_to_try(subject, case):
-        others = {*rows} ^ {*subject.rows(atoms, partial(_with_layout, layout=case.settings["layout"]))}
-        if others:
+        if others := {*rows} ^ {*subject.rows(atoms, _LAYOUTS[case.settings["layout"]])}:
             raise BrokenError(f"{where}: {len(others)} of {len(rows)} rows differ")
-
-
-def _with_layout(array: np.ndarray, layout: str) -> np.ndarray:
-    if layout == "columns":
-        return np.asfortranarray(array)
-    if layout == "strided":
-        return np.repeat(array, 2, axis=-1)[..., ::2]
-    array = array.copy()
-    array.flags.writeable = False
-    return array
 
 
 @claim("nothing is kept", SubjectKind.NEIGHBOR_LIST)
@@ -288,6 +287,5 @@ def nothing_is_kept(subject: NeighborSubject, case: Case) -> None:
         for name, other in {"moved": moved, "strained": strained, "again": atoms}.items():
             cutoff = float(other.cutoff)
             pairs, rows = all_pairs(other, cutoff * (1 + _NEAR)), {*subject.rows(other)}
-            wrong = {*_clearly_within(pairs, cutoff)} - rows | (rows - {*pairs})
-            if wrong:
+            if wrong := {*_clearly_within(pairs, cutoff)} - rows | (rows - {*pairs}):
                 raise BrokenError(f"{where}, {name}: {len(wrong)} rows differ, such as {min(wrong)}")

@@ -11,8 +11,9 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 
 from popgeo.data import FlatStore, Level
-from popgeo.data.axes import Axis, ends_of
+from popgeo.data.axes import Axis
 from popgeo.data.subset import keep_rows, take
+from popgeo.data.trim import edges_between, ends_in_all
 from popgeo.testing.claims import Case, Claim, Subject
 
 
@@ -57,17 +58,11 @@ def shrink(case: Case, fails: Callable[[Case], bool], tries: int = 200) -> Case:
 
 def _cut(store: FlatStore, axis: Axis, ids: np.ndarray) -> FlatStore:
     """Return the dataset with only these rows of an axis, without the edges that lose an end."""
-    keep = torch.zeros(int(store.row_pointers[axis][-1]), dtype=torch.bool)
-    keep[torch.from_numpy(ids)] = True
-    masks: dict[Axis, Tensor] = {}
-    for attribute in store.attributes:
-        if attribute.name == "edge_index":
-            owner = torch.repeat_interleave(store.row_pointers[attribute.axis].diff())
-            masks[attribute.axis] = torch.ones(attribute.tensor.shape[1], dtype=torch.bool)
-            for row, end in zip(attribute.tensor, ends_of(attribute.axis), strict=True):
-                if end == axis:
-                    masks[attribute.axis] &= keep[row.to(torch.int64) + store.row_pointers[end][:-1][owner]]
-    return keep_rows(store, {**masks, axis: keep})
+    keep = {axis: torch.zeros(int(store.row_pointers[axis][-1]), dtype=torch.bool)}
+    keep[axis][torch.from_numpy(ids)] = True
+    edges = [attribute for attribute in store.attributes if attribute.name == "edge_index"]
+    masks = {one.axis: edges_between(one.axis, ends_in_all(store, one), keep) for one in edges}
+    return keep_rows(store, {**masks, **keep})
 
 
 def _fewest(number: int, still: Callable[[np.ndarray], bool], least: int) -> np.ndarray:

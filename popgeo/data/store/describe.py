@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from popgeo.data.axes import Axis, Level
+from popgeo.data.axes import Axis, Level, row_pointer
 from popgeo.data.columns import Columns
 from popgeo.data.store.append_file import memory_of
 from popgeo.data.store.manifest import ArrayFile, AttributeEntry, Manifest
@@ -25,7 +25,7 @@ def plain(block: Columns) -> tuple[Columns, frozenset[tuple[object, str]]]:
         if not attribute.is_tensor:
             axis = Axis(Level.GRAPH, attribute.store, attribute.name)
             text, lengths = as_bytes(attribute.values, attribute.name)
-            pointers[axis] = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+            pointers[axis] = row_pointer(lengths)
             changed.add((attribute.store, attribute.name))
             attribute = replace(attribute, axis=axis, values=text)
         attributes.append(attribute)

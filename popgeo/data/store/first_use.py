@@ -36,8 +36,7 @@ def compare_stored(columns: Columns, graphs: np.ndarray | None = None) -> None:
 
 def compare_file(tensor: Tensor) -> None:
     """Compare a whole mapped file, as `compare_stored` does."""
-    file = mapped_file(tensor)
-    if file is not None:
+    if (file := mapped_file(tensor)) is not None:
         fields = _fields(file, len(file) // file.reference.num_parts, 0)
         _compare([file], np.array([fields], np.int64), np.zeros(1, np.int64))
 
@@ -81,7 +80,6 @@ def _rows(columns: Columns) -> Iterator[_FileRows]:
 
 
 def _rows_of(tensor: Any, row_pointer: Tensor | None, dim: int = 0) -> Iterator[_FileRows]:
-    file = mapped_file(tensor)
-    if file is not None:
+    if (file := mapped_file(tensor)) is not None:
         row_bytes = torch.Size(tensor.shape[dim + 1 :]).numel() * tensor.element_size()
         yield file, row_bytes, 0 if row_pointer is None else row_pointer.data_ptr()

@@ -34,8 +34,7 @@ def _require_own(part: Path) -> None:
     """
     if (part / notes.NAME).exists() or (part / _JOURNAL).exists():
         return
-    strange = [one.name for one in part.iterdir() if one.is_dir() or not _WRITTEN.fullmatch(one.name)]
-    if strange:
+    if strange := [one.name for one in part.iterdir() if one.is_dir() or not _WRITTEN.fullmatch(one.name)]:
         raise ValueError(
             f"{part} contains {', '.join(sorted(strange)[:3])}, which is not part of a store. Move the "
             "folder elsewhere, or write a store with a different name."

@@ -53,8 +53,7 @@ def open_graph(
     attributes = (replace(a, values=shown.get((a.store, a.name), a.values)) for a in store.attributes)
     store = replace(store, attributes=tuple(attributes))
     names = {(attribute.store, attribute.name) for attribute in store.attributes}
-    taken = [name for _, name in names if name in MADE_BY_SAMPLING]
-    if taken:
+    if taken := [name for _, name in names if name in MADE_BY_SAMPLING]:
         raise ValueError(f"The graph has attributes {taken}, which batches carry. Rename them or exclude_keys={taken}.")
     for axis in store.size_axes:
         if axis.level is Level.EDGE and (axis.store, "edge_index") not in names:
