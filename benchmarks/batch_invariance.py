@@ -187,8 +187,11 @@ def cost(name: str) -> float:
     return seconds["True"] / seconds["False"]
 
 
-def main(options: argparse.Namespace) -> None:
+def main() -> None:
     """Print a row per model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--combinations", type=int, default=600, help="combinations of all models together")
+    options = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}\n")
     print(f"{'model':8}{'equal bits':>16}{'without it':>16}{'results without it':>20}{'cost':>7}")
     for name in MODELS:
@@ -205,6 +208,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--combinations", type=int, default=600, help="combinations of all models together")
-    run(lambda: main(parser.parse_args()))
+    run(main)
