@@ -76,8 +76,13 @@ def plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """
     require_range("index", index, num_rows)
     ordered, perm = torch.sort(index, stable=True)
-    rows = torch.arange(num_rows + 1, device=index.device, dtype=index.dtype)
-    return torch.searchsorted(ordered, rows).int(), perm.int()
+    return pointers(ordered, num_rows), perm.int()
+
+
+def pointers(ordered: Tensor, num_rows: int) -> Tensor:
+    """Return the first place of each row in a sorted index, and the end of the last row. int32 [num_rows + 1]."""
+    rows = torch.arange(num_rows + 1, device=ordered.device, dtype=ordered.dtype)
+    return torch.searchsorted(ordered, rows).int()
 
 
 def require_range(name: str, index: Tensor, num_rows: int) -> None:
