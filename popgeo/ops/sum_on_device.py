@@ -102,11 +102,12 @@ def triton_kernels() -> ModuleType | None:
 
 
 def describe() -> str:
-    """Return a description of how sums are computed on a GPU.
+    """Return a description of the kernels that serve popgeo's operations on a GPU.
 
     Example:
         >>> describe().startswith("sums by ")
         True
     """
-    kernels = "Triton kernels" if triton_kernels() is not None else "torch.segment_reduce (Triton is not installed)"
-    return f"sums by {kernels}"
+    if triton_kernels() is None:
+        return "sums by torch.segment_reduce (Triton is not installed), all other operations by torch"
+    return "sums by Triton kernels, as cfconv and interaction, all other operations by torch"
