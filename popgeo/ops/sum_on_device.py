@@ -58,13 +58,18 @@ def cfconv_backward(
     return grad_x, x.index_select(0, src) * grad.index_select(0, dst)
 
 
-def sum_in_torch(src: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
-    """Sum with `torch.segment_reduce`, which adds the entries of each segment in order. [num_rows, channels]."""
+def sum_in_torch(src: Tensor, rowptr: Tensor, perm: Tensor | None, reduce: str = "sum") -> Tensor:
+    """Sum with `torch.segment_reduce`, which adds the entries of each segment in order. [num_rows, channels].
+
+    With `reduce="prod"` the entries are multiplied in order.
+    """
     ordered = src if perm is None else src.index_select(0, perm)
+    nothing = 0 if reduce == "sum" else 1
     if not ordered.numel() or rowptr.shape[0] == 1:
-        return src.new_zeros(rowptr.shape[0] - 1, src.shape[1])
+        return src.new_full((rowptr.shape[0] - 1, src.shape[1]), nothing)
     wide = ordered.float() if src.dtype in HALVES else ordered
-    return torch.segment_reduce(wide.contiguous(), "sum", offsets=rowptr, axis=0, unsafe=True, initial=0).to(src.dtype)
+    made = torch.segment_reduce(wide.contiguous(), reduce, offsets=rowptr, axis=0, unsafe=True, initial=nothing)
+    return made.to(src.dtype)
 
 
 def plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
