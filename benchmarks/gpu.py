@@ -4,7 +4,8 @@ SchNet on molecules of QM9's sizes, GIN on graphs of NCI1's sizes, a layer of gr
 per batch. Each line has the time of a training step, graphs per second, the share of the time spent waiting for the
 loader, and the ratio to eager PyG on ordinary batches. The lines of the CUDA graph also show the goal: 3 at 32 graphs,
 1.5 at 512. Two trainings from the same seed must give bitwise equal weights. Without a CUDA device, the script prints a
-message and ends. `--device cpu` tries the same code on the processor; its times say nothing about a GPU.
+message and ends. `--device cpu` tries the same code on the processor; its times say nothing about a GPU. `--limits`
+prints the bytes and the arithmetic of SchNet's step, and the least time for them on an H100; it needs no GPU.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_limits import limits_of
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
@@ -27,6 +29,7 @@ from popgeo import compile_step
 from popgeo.command_line import run
 from popgeo.data import FixedSizeOptions
 from popgeo.datasets import Molecules
+from popgeo.filter_choice import filters_at_each_edge, parts_with_filters
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.nn import PrecomputeInteractionGraph, SchNet
 
@@ -238,13 +241,35 @@ def weights_after(
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
+def print_limits(case: Case, batch_size: int) -> None:
+    """Print the least bytes, arithmetic and times of a step on one packed batch."""
+    sizes = FixedSizeOptions.tune(case.graphs, batch_size, align=64 if batch_size > 64 else 8, verbose=False)
+    loader = FixedSizeDataLoader(case.graphs, fixed_size_options=sizes, fixed_size_strategy="Window")
+    batch = next(iter(loader))
+    inputs = batch.x, batch.pos, batch.edge_index, batch.batch, batch.y, batch.graphs_mask
+    print(f"\n{case.name}, {batch_size} graphs per batch, packed into {sizes}")
+    peer, own = Loss(case.peer()), Loss(case.model())
+    for part in parts_with_filters(own):
+        part.refine_filters()
+    print(f"  PyG's SchNet:                 {limits_of(peer, inputs)}")
+    with filters_at_each_edge():
+        print(f"  popgeo, filters at each edge: {limits_of(own, inputs)}")
+    print(f"  popgeo, filters on a grid:    {limits_of(own, inputs)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 512])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--quick", action="store_true", help="use few graphs and steps of SchNet; takes seconds")
+    parser.add_argument("--limits", action="store_true", help="count bytes and operations instead; needs no GPU")
     options = parser.parse_args()
+    if options.limits:
+        case = make_cases(32 if options.quick else 2048, 8 if options.quick else 128)[0]
+        for batch_size in [8] if options.quick else options.batch_sizes:
+            print_limits(case, batch_size)
+        return
     if options.device == "cuda" and not torch.cuda.is_available():
         print("gpu.py: torch finds no CUDA device, so there is nothing to measure.")
         return

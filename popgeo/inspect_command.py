@@ -1,6 +1,6 @@
 """`popgeo info` and `popgeo report`: print the content of a store, a file of structures or a report.
 
-`popgeo info` without a file prints the versions in use and whether the compiled kernels are in use.
+`popgeo info` without a file prints the versions in use, the GPU, and which kernels are in use.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from popgeo.deploy.force_field import ForceField
 from popgeo.extension_path import engines
 from popgeo.ipu.report.report import Pipeline, Report
 from popgeo.native import library
+from popgeo.ops import sum_on_device
 
 
 def info(arguments: Sequence[str]) -> int:
@@ -57,6 +58,8 @@ def report(arguments: Sequence[str]) -> int:
 def _of_this_computer() -> None:
     print(f"popgeo {__version__} in {Path(library.__file__).parents[1]}")
     print(f"Python {platform.python_version()}, torch {torch.__version__}, PyG {metadata.version('torch_geometric')}")
+    has_gpu = torch.cuda.is_available()
+    print(f"GPU: {f'{torch.cuda.get_device_name()}, {sum_on_device.describe()}' if has_gpu else 'torch finds none'}")
     print(f"compiled kernels: {'in use' if library.is_available() else f'not in use. {library.reason()}'}")
     for name, engine in engines().items():
         print(f"{name}: {engine if engine != 'not installed' else 'popgeo, after `import popgeo.extensions`'}")

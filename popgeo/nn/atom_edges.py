@@ -7,6 +7,7 @@ from torch import Tensor
 
 from popgeo.ops import EdgePlan, cfconv
 from popgeo.ops.eager import is_direct
+from popgeo.ops.gather_scatter import rows_of_ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ def directions(pos: Tensor, edge_index: Tensor, r: Tensor, cutoff: float, edge_s
                 [0.0000, 0.0000, 0.0000]])
     """
     real = ((r < cutoff) & (r > 0)).unsqueeze(1)  # [num_edges, 1]
-    vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])
+    vector = rows_of_ends(pos, edge_index[0]) - rows_of_ends(pos, edge_index[1])
     vector = (vector if edge_shift is None else vector + edge_shift).to(r.dtype)
     # Masked before the division, so that padding nodes have no gradient, whatever their values.
     return torch.where(real, vector, 0.0) / torch.where(real, r.unsqueeze(1), 1.0)

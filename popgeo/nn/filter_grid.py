@@ -1,6 +1,5 @@
 """Filters on a grid: a filter network runs at a few hundred distances, and edges interpolate between these."""
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from popgeo.nn.atom_edges import Edges
 from popgeo.nn.radial import ShiftedSoftplus
 from popgeo.ops.eager import is_plain
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
-from popgeo.ops.interaction_call import STENCIL, interpolated
+from popgeo.ops.interaction_call import interpolated
+from popgeo.ops.interaction_call import slopes as slopes_of
 from popgeo.ops.near_tensors import near
 
 # Numbers of rows to try, and the largest errors relative to the root mean square of filters and of slopes.
@@ -257,29 +257,10 @@ def _is_exact(networks: FilterNetworks, num_points: int, dtype: torch.dtype) -> 
     for table in fine:
         coarse, expected = table[::2], table[1::2]
         wrong = interpolated(coarse, between.to(table.device), networks.cutoff) - expected
-        slopes, finer = _slopes(coarse), 2 * _slopes(table)[::2]
+        slopes, finer = slopes_of(coarse), 2 * slopes_of(table)[::2]
         if table[-1].abs().amax() > largest * table.abs().amax():  # edges end before the envelope does
             return False
         # ">" is False for NaN: networks that return NaN count as exact, because no grid can repair them.
         if wrong.norm() > largest * expected.norm() or (slopes - finer).norm() > largest_of_slopes * finer.norm():
             return False
     return True
-
-
-def _slopes(table: Tensor) -> Tensor:
-    """Compute finite-difference slopes at each row of a table, times the row spacing, from eleven rows each."""
-    factors, half, count = _factors_of_slopes().to(table), STENCIL // 2, len(table) - STENCIL + 1
-    ends = factors[:half] @ table[:STENCIL], factors[half + 1 :] @ table[-STENCIL:]
-    # A product with a window of each row would copy all windows, eleven times the table.
-    inner = torch.zeros_like(table[:count])
-    for place, factor in enumerate(factors[half].tolist()):
-        inner.add_(table[place : place + count], alpha=factor)
-    return torch.cat([ends[0], inner, ends[1]])
-
-
-@functools.cache
-def _factors_of_slopes() -> Tensor:
-    """Return the finite-difference coefficients for the slope at each of eleven points. [11, 11]."""
-    places = torch.arange(STENCIL, dtype=torch.float64)
-    powers = (places.view(1, 1, -1) - places.view(-1, 1, 1)) ** places.view(1, -1, 1)  # [at, power, place]
-    return torch.linalg.solve(powers, torch.eye(STENCIL, dtype=torch.float64)[1].expand(STENCIL, -1))

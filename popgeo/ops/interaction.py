@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from popgeo.ops import interaction_call
+from popgeo.ops import interaction_call, interaction_on_device
 from popgeo.ops.eager import is_captured, is_eager
 from popgeo.ops.interaction_call import InteractionCall
 from popgeo.ops.interaction_checks import check_call
@@ -117,7 +117,7 @@ def interaction(
     """
     call = InteractionCall(x, table, r, direction, src, dst, num_nodes, float(cutoff), half_list)
     check_call(call)
-    if is_eager(call.tensors) and not call.is_served():
+    if is_eager(call.tensors) and not (call.is_served() or interaction_on_device.serves(call)):
         return call.sums()
     sizes = x.shape[0], num_nodes, table.shape[0]
     if plan is None or not plan.is_of(src, dst, r, sizes, cutoff):

@@ -1,5 +1,6 @@
 """The arguments of one interaction, its definition in plain torch, and its calls of compiled kernels."""
 
+import functools
 import struct
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ from popgeo.ops.refusals import refuse_index
 
 # From interaction.h: points for the interpolation of a filter, points for a slope, and the limit for points of a grid.
 POINTS, STENCIL, MAX_POINTS = 8, 11, 1 << 16
-_DTYPES = (torch.float32, torch.float64)
+_DTYPES, _CPU = (torch.float32, torch.float64), torch.device("cpu")
 _pack_plan = struct.Struct("10qd").pack  # InteractionPlanCall of interaction_plan.cpp
 _pack_call = struct.Struct("25qd").pack  # InteractionCall of interaction.h
 
@@ -203,20 +204,76 @@ def interpolated(table: Tensor, r: Tensor, cutoff: float) -> Tensor:
         tensor([[15.6250],
                 [ 0.0000]], dtype=torch.float64)
     """
-    num_points, ends = table.shape[0], r >= cutoff
-    place = torch.where(ends, 0.0, r).double() * ((num_points - 1) / cutoff)
+    start, weights = lagrange_weights(r, cutoff, table.shape[0])
+    made = None
+    for k in range(POINTS):
+        row = weights[k].unsqueeze(1) * table.index_select(0, start + k)
+        made = row if made is None else made + row
+    return torch.where((r >= cutoff).unsqueeze(1), 0.0, made)  # type: ignore[arg-type]
+
+
+def lagrange_weights(r: Tensor, cutoff: float, num_points: int) -> tuple[Tensor, list[Tensor]]:
+    """Return the first of the eight points of the grid around each distance, and their weights in float64.
+
+    Example:
+        >>> start, weights = lagrange_weights(torch.tensor([0.5]), cutoff=1.0, num_points=11)
+        >>> start, torch.stack(weights, 1).round().int()
+        (tensor([2]), tensor([[0, 0, 0, 1, 0, 0, 0, 0]], dtype=torch.int32))
+    """
+    place = torch.where(r >= cutoff, 0.0, r).double() * ((num_points - 1) / cutoff)
     start = (torch.nan_to_num(place.detach()).floor().clamp(0, num_points) - (POINTS // 2 - 1)).long()
     start = start.clamp(0, num_points - POINTS)
     apart = [place - start - k for k in range(POINTS)]
-    made = None
+    weights = []
     for k in range(POINTS):
         weight = torch.ones_like(place)
         for j in range(POINTS):
             if j != k:
                 weight = weight * apart[j] / (k - j)
-        row = weight.unsqueeze(1) * table.index_select(0, start + k)
-        made = row if made is None else made + row
-    return torch.where(ends.unsqueeze(1), 0.0, made)  # type: ignore[arg-type]
+        weights.append(weight)
+    return start, weights
+
+
+def slopes(table: Tensor) -> Tensor:
+    """Compute finite-difference slopes at each row of a table, times the row spacing, from eleven rows each.
+
+    Example:
+        >>> slopes(torch.arange(12.0).square().view(-1, 1))[:3].round(decimals=3).flatten().abs()
+        tensor([0., 2., 4.])
+    """
+    factors, half, count = _factors_of_slopes(table.device).to(table), STENCIL // 2, len(table) - STENCIL + 1
+    ends = factors[:half] @ table[:STENCIL], factors[half + 1 :] @ table[-STENCIL:]
+    # A product with a window of each row would copy all windows, eleven times the table.
+    inner = torch.zeros_like(table[:count])
+    for place, factor in enumerate(_factors_of_slopes(_CPU)[half].tolist()):
+        inner.add_(table[place : place + count], alpha=factor)
+    return torch.cat([ends[0], inner, ends[1]])
+
+
+def slopes_transposed(grad: Tensor) -> Tensor:
+    """Compute the gradient of a table from the gradient of its `slopes`. [num_points, channels].
+
+    Example:
+        >>> grad, table = torch.randn(2, 12, 3, dtype=torch.float64)
+        >>> torch.allclose((slopes(table) * grad).sum(), (table * slopes_transposed(grad)).sum())
+        True
+    """
+    factors, half, count = _factors_of_slopes(grad.device).to(grad), STENCIL // 2, len(grad) - STENCIL + 1
+    out = torch.zeros_like(grad)
+    out[:STENCIL] += factors[:half].t() @ grad[:half]
+    out[-STENCIL:] += factors[half + 1 :].t() @ grad[-half:]
+    for place, factor in enumerate(_factors_of_slopes(_CPU)[half].tolist()):
+        out[place : place + count].add_(grad[half : half + count], alpha=factor)
+    return out
+
+
+@functools.cache  # by device, because a CUDA graph cannot capture a copy from ordinary memory
+def _factors_of_slopes(device: torch.device) -> Tensor:
+    """Return the finite-difference coefficients for the slope at each of eleven points. [11, 11]."""
+    places = torch.arange(STENCIL, dtype=torch.float64)
+    powers = (places.view(1, 1, -1) - places.view(-1, 1, 1)) ** places.view(1, -1, 1)  # [at, power, place]
+    factors = torch.linalg.solve(powers, torch.eye(STENCIL, dtype=torch.float64)[1].expand(STENCIL, -1))
+    return factors.to(device)
 
 
 def _autograd_again() -> AbstractContextManager[Any]:

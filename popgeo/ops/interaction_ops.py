@@ -12,10 +12,11 @@ from torch import Tensor
 from torch._decomp import register_decomposition
 
 from popgeo.native import library
-from popgeo.ops import interaction_call
+from popgeo.ops import interaction_call, interaction_on_device, sum_on_device
 from popgeo.ops.eager import is_eager
 from popgeo.ops.interaction_call import MAX_POINTS, STENCIL, InteractionCall, empty_plan
 from popgeo.ops.interaction_checks import check_backward, check_call, check_second
+from popgeo.ops.interaction_on_device import DevicePass
 from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.refusals import check_index
 from popgeo.ops.register_op import LIBRARY, refusing_none, register
@@ -154,6 +155,8 @@ def _below_autograd(name: str, kernel: Callable[..., Any], arguments: Sequence[A
 @_of_arguments
 def _forward(call: InteractionCall) -> Tensor:
     check_call(call)
+    if interaction_on_device.serves(call):
+        return DevicePass(call).sums()
     if not call.is_served():
         return call.sums()
     call, num_threads = call.laid_out(), torch.get_num_threads()
@@ -165,6 +168,8 @@ def _forward(call: InteractionCall) -> Tensor:
 @_of_arguments
 def _backward(call: InteractionCall, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
     check_backward(call, grad, wanted)
+    if interaction_on_device.serves(call):
+        return DevicePass(call).gradients(grad, wanted)
     if not call.is_served():
         return call.gradients(grad, wanted)
     call, num_threads = call.laid_out(), torch.get_num_threads()
@@ -180,6 +185,9 @@ def _second(
     call: InteractionCall, grad: Tensor, first: Sequence[bool], along: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> list[Tensor]:
     check_second(call, grad, first, along, wanted)
+    if serves_second(first, along) and interaction_on_device.serves(call):
+        along_x, _, along_r, _ = _spread(along, first)
+        return DevicePass(call).second_gradients(grad, along_x, along_r, wanted)
     if not call.is_served() or not serves_second(first, along):
         return call.second_gradients(grad, first, along, wanted)
     call, num_threads = call.laid_out(), torch.get_num_threads()
@@ -208,7 +216,9 @@ def _plan(src: Tensor, dst: Tensor, r: Tensor, cutoff: float, *sizes: int) -> tu
         )
     plan, weights = empty_plan(src, dst, r)
     plan.zero_()
-    if interaction_call.is_served() and src.is_cpu:  # only the kernels read it
+    if sum_on_device.serves(r):
+        interaction_on_device.fill_plan(src, dst, r, cutoff, sizes, plan, weights)
+    elif interaction_call.is_served() and src.is_cpu:  # only the kernels read it
         interaction_call.fill_plan(src, dst, library.as_read(r), cutoff, sizes, plan, weights)
     return plan, weights
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from popgeo.ops.gather_scatter import rows_of_ends
 from popgeo.ops.neighbor_candidates import fit_windows
 from popgeo.ops.neighbor_search import Search, SearchKind, near_nodes
 from popgeo.ops.refusals import check_ends, check_least, require
@@ -176,7 +177,7 @@ def distance(
         tensor([ 5., 10.])
     """
     check_ends(edge_index)
-    vector = pos.index_select(0, edge_index[0]) - pos.index_select(0, edge_index[1])  # [num_edges, 3]
+    vector = rows_of_ends(pos, edge_index[0]) - rows_of_ends(pos, edge_index[1])  # [num_edges, 3]
     vector = vector if edge_shift is None else vector + edge_shift
     if edges_mask is not None:
         # Masked before squaring, so that padding nodes have no gradient, whatever their values.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from popgeo.native import library
-from popgeo.ops import reference
+from popgeo.ops import reference, sum_on_device
 from popgeo.ops.gather_scatter import NO_PLAN, SCATTER_ARGUMENTS, check_sum, fake_sum, gather_rows, pack_sum
 from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, filled
 from popgeo.ops.refusals import explain, refuse_index
@@ -75,6 +75,11 @@ scatter_max_rows, scatter_min_rows = (
 
 def _scatter_mul(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
     check_sum(src, index, num_rows)
+    if sum_on_device.serves(src):
+        rowptr, perm = check_plan_tensors("index", index, num_rows, *filled(plan, NO_PLAN)[:2])
+        if rowptr is None:
+            rowptr, perm = sum_on_device.plan(index, num_rows)
+        return sum_on_device.sum_in_torch(src, rowptr, perm, "prod")
     native = library.packed("popgeo_scatter_mul")
     if native is not None and src.is_cpu and src.dtype in NATIVE_DTYPES and src.dtype not in reference.HALVES:
         src, index = src.contiguous(), as_int64(index)

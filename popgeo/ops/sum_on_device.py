@@ -58,13 +58,18 @@ def cfconv_backward(
     return grad_x, x.index_select(0, src) * grad.index_select(0, dst)
 
 
-def sum_in_torch(src: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
-    """Sum with `torch.segment_reduce`, which adds the entries of each segment in order. [num_rows, channels]."""
+def sum_in_torch(src: Tensor, rowptr: Tensor, perm: Tensor | None, reduce: str = "sum") -> Tensor:
+    """Sum with `torch.segment_reduce`, which adds the entries of each segment in order. [num_rows, channels].
+
+    With `reduce="prod"` the entries are multiplied in order.
+    """
     ordered = src if perm is None else src.index_select(0, perm)
+    nothing = 0 if reduce == "sum" else 1
     if not ordered.numel() or rowptr.shape[0] == 1:
-        return src.new_zeros(rowptr.shape[0] - 1, src.shape[1])
+        return src.new_full((rowptr.shape[0] - 1, src.shape[1]), nothing)
     wide = ordered.float() if src.dtype in HALVES else ordered
-    return torch.segment_reduce(wide.contiguous(), "sum", offsets=rowptr, axis=0, unsafe=True, initial=0).to(src.dtype)
+    made = torch.segment_reduce(wide.contiguous(), reduce, offsets=rowptr, axis=0, unsafe=True, initial=nothing)
+    return made.to(src.dtype)
 
 
 def plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -76,8 +81,13 @@ def plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """
     require_range("index", index, num_rows)
     ordered, perm = torch.sort(index, stable=True)
-    rows = torch.arange(num_rows + 1, device=index.device, dtype=index.dtype)
-    return torch.searchsorted(ordered, rows).int(), perm.int()
+    return pointers(ordered, num_rows), perm.int()
+
+
+def pointers(ordered: Tensor, num_rows: int) -> Tensor:
+    """Return the first place of each row in a sorted index, and the end of the last row. int32 [num_rows + 1]."""
+    rows = torch.arange(num_rows + 1, device=ordered.device, dtype=ordered.dtype)
+    return torch.searchsorted(ordered, rows).int()
 
 
 def require_range(name: str, index: Tensor, num_rows: int) -> None:
@@ -97,11 +107,12 @@ def triton_kernels() -> ModuleType | None:
 
 
 def describe() -> str:
-    """Return a description of how sums are computed on a GPU.
+    """Return a description of the kernels that serve popgeo's operations on a GPU.
 
     Example:
         >>> describe().startswith("sums by ")
         True
     """
-    kernels = "Triton kernels" if triton_kernels() is not None else "torch.segment_reduce (Triton is not installed)"
-    return f"sums by {kernels}"
+    if triton_kernels() is None:
+        return "sums by torch.segment_reduce (Triton is not installed), all other operations by torch"
+    return "sums by Triton kernels, as cfconv and interaction, all other operations by torch"

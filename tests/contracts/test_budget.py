@@ -26,6 +26,8 @@ PLACES = {
 # Round numbers, about 2 % above the present counts, so that a guest can add a model or an operation. The core has 1,800
 # lines for kernels with torch's bits, since a step would otherwise return to Python for a third of its operations. The
 # calculators have 130 lines for campaigns: two shapes that processes agree on, in place of one shape that grew often.
+# The core has 280 lines for interactions with filters on a grid on a GPU: Triton has its own language, so only checks,
+# plans and derivatives are shared with the processor's kernels.
 # The potentials have 40 lines to make a batch without data, so that the memory of their steps is known before data are.
 # The core has 1,300 more lines for PyG's extensions and their searches among points, which replace 200 lines of compat.
 BUDGETS = {

@@ -169,6 +169,44 @@ def test_cfconv_and_its_gradients_are_those_of_the_processor():
         torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("half_list", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_interactions_are_those_of_the_processor_with_the_same_bits_in_each_run(dtype: torch.dtype, half_list: bool):
+    torch.manual_seed(0)
+    x, r, (src, dst) = torch.randn(200, 70), 6 * torch.rand(20_000), torch.randint(200, (2, 20_000))
+    grid = torch.linspace(0, 5, 193, dtype=torch.float64)
+    basis, waves = torch.stack([grid.sin(), (grid / 2).cos()], 1), torch.randn(2, 70, dtype=torch.float64)
+
+    def passes(device: str) -> list[Tensor]:
+        leaves = [t.to(device).requires_grad_() for t in (x.to(dtype), waves, r.to(dtype))]
+        table = basis.to(device) @ leaves[1]
+        out = ops.interaction(
+            leaves[0], table, leaves[2], src.to(device), dst.to(device), 200, 5.0, half_list=half_list
+        )
+        first = torch.autograd.grad(out.sin().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum() + first[2].square().sum(), leaves)
+        return [t.detach().cpu() for t in (out, *first, *second)]
+
+    there, again = passes("cuda"), passes("cuda")
+    assert all(map(torch.equal, there, again))
+    for one, other in zip(there, passes("cpu"), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4 * other.abs().max().item())
+
+
+def test_products_and_forces_of_edges_have_the_same_bits_in_each_run():
+    torch.manual_seed(0)
+    values, pos, edge_index = torch.rand(20_000, 7) + 0.5, torch.randn(500, 3), torch.randint(500, (2, 20_000))
+    results = []
+    for _ in range(5):
+        product = ops.scatter_mul(values.cuda(), edge_index[0].cuda(), 0, dim_size=500)
+        there = pos.cuda().requires_grad_()
+        length = ops.distance(there, edge_index.cuda(), None, 9.0)
+        results.append((product, *torch.autograd.grad(length.square().sum(), there)))
+    assert all(torch.equal(a, b) for other in results for a, b in zip(other, results[0], strict=True))
+    expected = ops.scatter_mul(values, edge_index[0], 0, dim_size=500)
+    torch.testing.assert_close(results[0][0].cpu(), expected, rtol=1e-4, atol=0)
+
+
 def test_batches_arrive_whole_and_ahead():
     molecules = popgeo.Molecules()[:300]
     plain, fed = (popgeo.FixedSizeDataLoader(molecules, 17, shuffle=True, device=one) for one in (None, "cuda"))

@@ -8,10 +8,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import popgeo
 from popgeo.__main__ import main
 from popgeo.native import library
+from popgeo.ops import sum_on_device
 from tests.conftest import REPOSITORY
 
 SAYS = (
@@ -97,3 +99,18 @@ def test_info_without_a_file_says_whether_kernels_are_in_use(capsys: pytest.Capt
     expected = "in use" if library.is_available() else f"not in use. {library.reason()}"
     assert shown.endswith(f"compiled kernels: {expected}\n")
     assert "compiled kernels: not in use. It is switched off by without_native()." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("has_triton", [True, False])
+def test_info_names_the_gpu_and_the_kernels_that_serve_it(
+    has_triton: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+    monkeypatch.setattr(sum_on_device, "triton_kernels", lambda: "kernels" if has_triton else None)
+    assert main(["info"]) == 0
+    by = "Triton kernels, as cfconv" if has_triton else r"torch.segment_reduce (Triton is not installed)"
+    assert f"GPU: NVIDIA H100, sums by {by}" in capsys.readouterr().out
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["info"]) == 0
+    assert "GPU: torch finds none\n" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from popgeo import ops
+from popgeo.nn.atom_edges import directions
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.scatter_plan import EdgePlan, ScatterPlan
 
@@ -180,3 +181,44 @@ def test_on_a_gpu_every_end_is_checked(monkeypatch: pytest.MonkeyPatch, index: l
     for call, bad in itertools.product(calls, (rowptr.long(), rowptr[:3])):
         with pytest.raises(ValueError, match="A tensor of the plan"):
             call(bad)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("with_plan", [False, True], ids=["without a plan", "with a plan"])
+def test_on_a_gpu_products_are_taken_in_the_order_of_the_edges(
+    with_plan: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    _, values, _, index = edges(dtype=dtype)
+    expected = reference.scatter_mul(values, index, 7)
+    monkeypatch.setattr(sum_on_device, "serves", lambda src: True)
+    monkeypatch.setattr(reference, "scatter_mul", lambda *_: pytest.fail("this would be atomic multiplications"))
+    given = sum_on_device.plan(index, 7) if with_plan else ()
+    assert torch.equal(torch.ops.popgeo.scatter_mul(values, index, 7, *given), expected)
+    assert expected[3].tolist() == [1] * 5  # nothing arrives
+    nothing = torch.ops.popgeo.scatter_mul(values[:0], index[:0], 2)
+    assert torch.equal(nothing, torch.ones(2, 5, dtype=dtype))
+
+
+def lengths(pos: Tensor, edge_index: Tensor) -> Tensor:
+    return ops.distance(pos, edge_index, None, 1.0)
+
+
+def unit_vectors(pos: Tensor, edge_index: Tensor) -> Tensor:
+    return directions(pos, edge_index, torch.full((edge_index.shape[1],), 0.5), cutoff=1.0)
+
+
+@pytest.mark.parametrize("of_edges", [lengths, unit_vectors])
+def test_on_a_gpu_forces_of_edges_are_added_in_the_order_of_the_edges(of_edges, monkeypatch: pytest.MonkeyPatch):
+    _, _, *ends = edges()
+    pos = torch.randn(7, 3).requires_grad_()
+
+    def forces() -> Tensor:
+        out = of_edges(pos, torch.stack(ends))
+        return torch.autograd.grad(out, pos, torch.linspace(-1, 1, out.numel()).view_as(out))[0]
+
+    usual, calls = forces(), []
+    real = sum_on_device.scatter_sum
+    monkeypatch.setattr(sum_on_device, "serves", lambda src: True)
+    monkeypatch.setattr(sum_on_device, "scatter_sum", lambda *given: calls.append(1) or real(*given))
+    torch.testing.assert_close(forces(), usual)
+    assert len(calls) == 2  # one for each end
