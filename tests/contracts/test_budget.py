@@ -31,7 +31,7 @@ PLACES = {
 # The potentials have 40 lines to make a batch without data, so that the memory of their steps is known before data are.
 # The core has 1,300 more lines for PyG's extensions and their searches among points, which replace 200 lines of compat.
 BUDGETS = {
-    "core": 42_200,
+    "core": 42_600,
     "compat": 3_270,
     "systems": 2_190,
     "models": 1_570,
@@ -39,7 +39,7 @@ BUDGETS = {
     "kit": 2_080,
     "train": 870,
 }
-ALL = 55_900
+ALL = 56_200
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 350, 40
 # An operation's cost and its lowering are found by one name.
