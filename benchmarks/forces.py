@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch_geometric.nn as pyg
-from memory import PeakMemory
 from models import CUTOFF, GAUSSIANS, packed_batch
 from shares import print_roofline
 from timing import both_ways, flushed, measure, one_thread
@@ -29,6 +28,7 @@ from torch.utils.data import dataloader
 
 from popgeo import compile_step
 from popgeo.command_line import run
+from popgeo.engine.eager_memory import Allocations
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.nn import PaiNN, SchNet, energy_and_forces, mse_loss
 from popgeo.ops import distance
@@ -168,9 +168,9 @@ class Comparison:
             return loss.detach()
 
         def peak() -> int:
-            with PeakMemory() as memory:
+            with Allocations() as made:
                 step()
-            return memory.peak
+            return made.peak().nbytes
 
         self.memory[name] = peak
         return step

@@ -107,8 +107,9 @@ def _gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
         row = row_of_each_edge(indptr, num_edges)
         return torch.where((row < len(x))[:, None], x.index_select(0, row.clamp(max=len(x) - 1)), 0)
     native = library.packed("popgeo_gather_csr")
-    is_serial = torch.get_num_threads() == 1 or num_edges * x.shape[1] <= MIN_PARALLEL  # torch uses several threads
-    if native is not None and is_serial and x.is_cpu and indptr.is_cpu:
+    # Torch uses several threads.
+    is_served = x.dim() == 2 and (torch.get_num_threads() == 1 or num_edges * x.shape[1] <= MIN_PARALLEL)
+    if native is not None and is_served and x.is_cpu and indptr.is_cpu:
         x, indptr = x.contiguous(), as_int64(indptr)
         out = x.new_empty(num_edges, x.shape[1])
         sizes = num_edges, len(x), x.shape[1] * x.element_size()

@@ -1,6 +1,8 @@
 """The predictions of `popgeo.memory` agree with measurements, and a step trains close to a limit of the system."""
 
 import importlib.util
+import os
+import subprocess
 import sys
 
 import pytest
@@ -33,8 +35,15 @@ def test_a_prediction_agrees_with_the_memory_that_torch_is_asked_for(known_memor
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_step_trains_at_98_percent_of_a_limit_and_not_at_70(known_memory, capfd):
-    torch.manual_seed(0)
-    known_memory.give_back_freed_memory()
-    assert known_memory.run_close_to_limits(2, 60_000_000, 70_000_000) == 0
-    assert "1 runs with 70% of the needed memory: 1 failed" in capfd.readouterr().out
+def test_a_step_trains_at_98_percent_of_a_limit_and_not_at_70():
+    runs = "known_memory.give_back_freed_memory(); known_memory.run_close_to_limits(2, 60_000_000, 70_000_000)"
+    # A process of its own, since the memory that earlier tests have freed would serve runs beyond their limit.
+    made = subprocess.run(
+        [sys.executable, "-c", f"import torch, known_memory; torch.manual_seed(0); {runs}"],
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY / 'benchmarks'}{os.pathsep}{REPOSITORY}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "2 runs at 98% of a limit: 0 failed" in made.stdout
+    assert "1 runs with 70% of the needed memory: 1 failed" in made.stdout

@@ -89,7 +89,7 @@ def test_replicas_that_are_dealt_out_between_loading_and_compiling_are_refused_b
     again = make_step(replication_factor=2)
     again.load(tmp_path / "step.pt")
     addresses = [p.data_ptr() for p in again.parameters()]
-    monkeypatch.setattr(Replicas, "of_this_process", lambda factor: Replicas((0,), 2))
+    monkeypatch.setattr(Replicas, "of_this_process", lambda factor, trains: Replicas((0,), 2))
     with pytest.raises(ValueError, match=r"holds replicas \[0, 1\], this process runs \[0\]"):
         again.compile(*make_batch(0))
     assert [p.data_ptr() for p in again.parameters()] == addresses

@@ -30,6 +30,7 @@ def test_without_a_choice_a_call_is_one_step_on_one_device():
         "max_grad_norm": None,
         "shard_optimizer_state": False,
         "floating_point_exceptions": False,
+        "batch_invariant": False,
         "cache_dir": None,
         "show_progress": True,
     }

@@ -161,7 +161,7 @@ class Weighted(nn.Module):
 
 
 def test_processes_add_up_gradients_and_hand_on_what_each_has_updated(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Replicas, "of_this_process", lambda factor: Replicas((0,), 2))
+    monkeypatch.setattr(Replicas, "of_this_process", lambda factor, trains: Replicas((0,), 2))
     monkeypatch.setattr(dist, "all_reduce", lambda gradient: gradient.mul_(3))  # those of the other are twice as large
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: tensor.fill_(5) if src == 1 else None)
     model = Weighted()
@@ -175,7 +175,7 @@ def test_processes_round_at_random_alike(monkeypatch: pytest.MonkeyPatch):
         if tensor.dtype == torch.int64:
             tensor.fill_(11)
 
-    monkeypatch.setattr(Replicas, "of_this_process", lambda factor: Replicas((1,), 2))
+    monkeypatch.setattr(Replicas, "of_this_process", lambda factor, trains: Replicas((1,), 2))
     monkeypatch.setattr(dist, "broadcast", broadcast)
     model = Weighted()
     options = Options(replication_factor=2, stochastic_rounding=True, optimizer_state_dtype=torch.bfloat16)
