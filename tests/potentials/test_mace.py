@@ -269,7 +269,7 @@ def test_bad_input_is_refused_by_its_number() -> None:
         fixed_size_loader(short, **SIZES)
     listed = items()
     listed[2].node_attrs = torch.zeros_like(listed[2].node_attrs)
-    with pytest.raises(ValueError, match="Structure 2: an atom of node_attrs is of no species"):
+    with pytest.raises(ValueError, match="Structure 2: an atom of node_attrs has no species"):
         fixed_size_loader(listed, **SIZES)
     with pytest.raises(ValueError, match="Structure 1: it is a Data, not an AtomicData"):
         fixed_size_loader([items(number=1)[0], Data()], **SIZES)
