@@ -152,3 +152,32 @@ def test_without_kernels_the_option_raises(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(library, "function", lambda *names: None)
     with pytest.raises(ValueError, match="needs popgeo's compiled matrix products"):
         compile_forward(nn.Linear(3, 2), options=INVARIANT)(torch.ones(4, 3))
+
+
+class Edges(nn.Module):
+    """A layer of edges and a sum over each graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, nodes_mask: Tensor) -> Tensor:
+        of_edges = self.lin(x[edge_index[0]] * x[edge_index[1]]).tanh()
+        of_nodes = torch.zeros(len(x), 4).index_add(0, edge_index[1], of_edges) * nodes_mask.unsqueeze(1)
+        return torch.zeros(5, 4).index_add(0, batch, of_nodes).square().sum()
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_edges", [0, 1, 40])
+@pytest.mark.parametrize("batch", [[0, 0, 1, 1, 1, 3, 4, 4], [4] * 8, [0] * 8, [3, 1, 0, 2, 2, 1, 4, 4]])
+def test_gradients_are_right_for_any_batch(num_edges: int, batch: list[int]):
+    torch.manual_seed(0)
+    given = torch.randn(8, 3), torch.randint(8, (2, num_edges)), torch.tensor(batch), torch.tensor(batch) < 4
+    weights = []
+    for options in (StepOptions(), INVARIANT):
+        torch.manual_seed(1)
+        model = Edges()
+        step = compile_step(model, torch.optim.SGD(model.parameters(), 0.01), options=options)
+        step(*given)
+        weights.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+    torch.testing.assert_close(*weights)

@@ -189,7 +189,7 @@ class _Rewriting:
         for length in self._lengths(right):
             kinds = [kind for kind, known in lengths.items() if known == length]
             kinds += ["graph"] if not kinds and axes.num_graphs == length + 1 else []
-            if len(kinds) == 1 and count % length == 0:
+            if length and len(kinds) == 1 and count % length == 0:
                 return self._first_rows(kinds[0], count, count // length)
         return None
 

@@ -245,6 +245,7 @@ inline MatrixProduct as_row(MatrixProduct m) {
 template <class T>
 void multiply_as(const MatrixProduct& given) {
   const MatrixProduct m = as_row(given);
+  if (!(m.num_matrices && m.num_rows && m.num_columns)) return;
   const bool of_dots = m.a_inner == 1 && m.num_columns < FEW_COLUMNS && !m.in_order;
   const uint64_t of_caller = denormals();
   const int64_t blocks = (m.num_rows + MOST_ROWS - 1) / MOST_ROWS;
