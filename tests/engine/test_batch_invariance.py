@@ -181,3 +181,33 @@ def test_gradients_are_right_for_any_batch(num_edges: int, batch: list[int]):
         step(*given)
         weights.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
     torch.testing.assert_close(*weights)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_softmax_has_the_same_bits_wherever_hidden_keys_are(dtype: torch.dtype):
+    torch.manual_seed(0)
+    score, weight = torch.randn(3, 25, dtype=dtype), torch.randn(3, 25, dtype=dtype)
+
+    class Softmax(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(3, 25, dtype=dtype))
+
+        def forward(self, score: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+            shifted = nn.functional.pad(self.shift, (len(before), score.shape[1] - 25 - len(before)))
+            made = (score + shifted).softmax(-1)
+            return (made * weight).sum(), made
+
+    found = set()
+    for before, after in ((0, 0), (3, 4), (12, 0), (1478, 5)):
+        padded = nn.functional.pad(score, (before, after), value=-torch.inf)
+        model = Softmax()
+        optimizer = torch.optim.Adam(model.parameters(), 0.0, (0.0, 0.0))
+        step = compile_step(model, optimizer, options=INVARIANT)
+        _, made = step(padded, nn.functional.pad(weight, (before, after)), torch.zeros(before))
+        own = made[:, before : before + 25].contiguous()
+        torch.testing.assert_close(own, score.softmax(-1))
+        gradient = optimizer.state[model.shift]["exp_avg"]
+        found.add(own.numpy().tobytes() + gradient.numpy().tobytes())
+    assert len(found) == 1

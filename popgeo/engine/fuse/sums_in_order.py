@@ -23,6 +23,7 @@ _PRODUCTS = {f"aten.{name}.default": adds for name, adds in [
 ]}  # fmt: skip
 _SUMS = {"aten.sum.default", "aten.sum.dim_IntList", "aten.mean.default", "aten.mean.dim"}
 _LAYER_NORM = "aten.native_layer_norm_backward.default"
+_SOFTMAX = ("aten._softmax.default", "aten._softmax_backward_data.default")
 _UNORDERED = {"aten.convolution.default", "aten.addbmm.default", "aten.addr.default", "aten.var_mean.correction"}
 _FLOATS = (torch.float32, torch.float64)
 
@@ -53,6 +54,7 @@ class _Rewriting:
 
     def __post_init__(self) -> None:
         self.values = list(self.graph.values)
+        self.constants = dict(self.graph.constants)
         self._storages = new_storages(self.values)
         weights = [v for one, v in self.graph.inputs.items() if one.role in (Role.PARAMETER, Role.BUFFER)]
         self._of_weights = {*weights, *self.graph.constants}
@@ -70,11 +72,13 @@ class _Rewriting:
                 self._add_sum(op)
             elif op.target == _LAYER_NORM and len(self.values[op.args[0].value].shape) == 2 and len(op.args[2]) == 1:
                 self._add_layer_norm(op)
+            elif is_float and op.target in _SOFTMAX and self._is_of_rows(op):
+                self._add_softmax(op)
             else:
                 self.ops.append(op)
             if op.reads() and self._of_weights.issuperset(op.reads()) and not op.writes:
                 self._of_weights.update(op.makes())
-        return with_ops(self.graph, self.ops, self.graph.outputs, values=self.values)
+        return with_ops(self.graph, self.ops, self.graph.outputs, self.constants, self.values)
 
     def _require_known(self, op: Op) -> None:
         dtypes = {self.values[v].dtype for v in (*op.reads(), *op.makes())}
@@ -138,6 +142,46 @@ class _Rewriting:
             self._emit(op, ROW_SUM, (number, 0), to_weight)
         if to_bias is not None:
             self._emit(op, ROW_SUM, (self._dense(op, grad), 0), to_bias)
+
+    def _is_of_rows(self, op: Op) -> bool:
+        """Return whether a softmax, or its backward pass, goes along the adjacent elements of one type."""
+        operands = [self.values[v] for v in (*op.reads(), *op.makes())]
+        dim = op.args[1] if op.target == _SOFTMAX[0] else op.args[2]
+        last = len(operands[0].shape) - 1
+        return dim % (last + 1) == last and all(map(is_dense, operands)) and len({one.dtype for one in operands}) == 1
+
+    def _add_softmax(self, op: Op) -> None:
+        """Add a softmax, or its backward pass, with sums in order: hidden keys are zeros anywhere in a row."""
+        (made,) = op.makes()
+        value = self.values[made]
+
+        def put(target: str, *args: Any, shape: Sequence[int] = value.shape, to: int | None = None) -> Ref:
+            return Ref(self._emit(op, target, args, self._new(shape, value.dtype) if to is None else to))
+
+        if op.target == _SOFTMAX[0]:
+            largest = put("aten.amax.default", op.args[0], [-1], True, shape=(*value.shape[:-1], 1))
+            powers = put("aten.exp.default", put("aten.sub.Tensor", op.args[0], largest))
+            put("aten.div.Tensor", powers, self._sum_of_rows(op, powers), to=made)
+        else:
+            grad, out = op.args[:2]
+            total = self._sum_of_rows(op, put("aten.mul.Tensor", grad, out))
+            put("aten.mul.Tensor", put("aten.sub.Tensor", grad, total), out, to=made)
+
+    def _sum_of_rows(self, op: Op, ref: Ref) -> Ref:
+        """Return the sums along the last dimension, which is kept: a product with a column of ones."""
+        value = self.values[ref.value]
+        ones = self._new((value.shape[-1], 1), value.dtype)
+        self.constants[ones] = torch.ones(value.shape[-1], 1, dtype=value.dtype)
+        num_rows = math.prod(value.shape[:-1])
+        rows = self._view(op, ref.value, (num_rows, value.shape[-1]))
+        total = self._emit(op, PRODUCT, (None, Ref(rows), Ref(ones), True), self._new((num_rows, 1), value.dtype))
+        return Ref(self._view(op, total, (*value.shape[:-1], 1)))
+
+    def _view(self, op: Op, v: int, shape: Sequence[int]) -> int:
+        """Add a view of a contiguous value in another shape."""
+        value = self.values[v]
+        self.values.append(replace(value, shape=tuple(shape), stride=_dense_strides(shape), producer=None))
+        return self._emit(op, "aten.view.default", (Ref(v), list(shape)), len(self.values) - 1)
 
     def _emit(self, op: Op, target: str, args: tuple[Any, ...], made: int, **kwargs: Any) -> int:
         self.ops.append(replace(op, target=target, args=args, kwargs=kwargs, outputs=(made,), writes=()))
