@@ -39,8 +39,8 @@ def identical_bits(subject: ModelSubject, case: Case) -> dict[str, float]:
     graphs, in reverse order and with more padding; the rows of each graph, and its part of each gradient, are compared
     bit by bit.
 
-    Cause: a norm or mean over the batch, even if its effect is small; an operation of torch whose rounding depends on
-    the number of rows, such as a convolution; or attention over the whole batch, which padded attention replaces.
+    Cause: a norm or mean over the batch, even if its effect is small; or an operation of torch whose rounding depends
+    on the number of rows, or on the place of a row.
     """
     if not isinstance(subject.evaluated, nn.Module):
         raise NotTriedError("a function has no weights")

@@ -173,8 +173,8 @@ class _Rewriting:
         rows = [self._rows(term.right) for term in terms]
         if None in rows:
             return None
-        value = self.values[v]
-        self.values[v] = dense_value(value.shape, value.dtype, next(self._storages))
+        value, is_own = self.values[v], not self.graph.is_view(self.graph.ops[index])
+        self.values[v] = dense_value(value.shape, value.dtype, value.storage if is_own else next(self._storages))
         factors = [(term.left, term.right) for term in terms]
         parts = [[None if one is None else (Ref(one.value), one.is_turned) for one in pair] for pair in factors]
         args = (parts, [Ref(one) for one in rows if one is not None])

@@ -107,14 +107,19 @@ class _Rewriting:
         self._emit(op, "aten.add.Tensor", (Ref(product), *first), made)
 
     def _add_sum(self, op: Op) -> None:
-        """Add a sum over rows in order, and a sum of what is left; a sum within rows stays as it is."""
+        """Add a sum over rows in order, and a sum of what is left; or the sums of rows, each in order."""
         operand, (made,) = op.args[0], op.makes()
         outer = _outermost(self.values[operand.value])
         if outer is not None and not _has_rows(self.values[operand.value], outer):
             operand = self._dense(op, operand)
             outer = _outermost(self.values[operand.value])
         value, result = self.values[operand.value], self.values[made]
-        if outer is None or outer not in _reduced(op, len(value.shape)):
+        reduced = _reduced(op, len(value.shape))
+        if "sum" in op.target and len(value.shape) > 1 and reduced == {len(value.shape) - 1} and is_dense(value):
+            total = self._view(op, self._sum_of_rows(op, operand).value, result.shape)
+            self._emit(op, "aten.clone.default", (Ref(total),), made)  # other values may be views of the sum
+            return
+        if outer is None or outer not in reduced:
             self.ops.append(replace(op, args=(operand, *op.args[1:])))
             return
         shape = tuple(1 if d == outer else size for d, size in enumerate(value.shape))
