@@ -13,6 +13,7 @@ from torch import nn
 
 _at_each_edge: ContextVar[bool] = ContextVar("filters at each edge", default=False)
 _tables_stay: ContextVar[bool] = ContextVar("tables stay", default=False)
+_followed: ContextVar[bool] = ContextVar("a CUDA graph follows grids", default=False)
 _of_any_shape: ContextVar[bool] = ContextVar("one form for batches of any shape", default=False)
 
 
@@ -30,6 +31,11 @@ def filters_at_each_edge() -> AbstractContextManager[None]:
 def tables_stay() -> AbstractContextManager[None]:
     """Make models keep tables of filters between calls in the context, as long as the weights do not change."""
     return _switched_on(_tables_stay)
+
+
+def grids_are_followed() -> AbstractContextManager[None]:
+    """Let models use their grids in a CUDA graph, which cannot check them; the caller checks them between replays."""
+    return _switched_on(_followed)
 
 
 def one_form_of_any_shape() -> AbstractContextManager[None]:
@@ -54,6 +60,11 @@ def are_at_each_edge() -> bool:
 def do_tables_stay() -> bool:
     """Check whether models keep tables of filters between calls in this context."""
     return _tables_stay.get()
+
+
+def are_grids_followed() -> bool:
+    """Check whether the caller of a CUDA graph checks the grids of models between replays."""
+    return _followed.get()
 
 
 def is_one_form_of_any_shape() -> bool:

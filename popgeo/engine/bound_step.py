@@ -90,7 +90,8 @@ class BoundStep:
         """Return whether the step still fits the model and a call; bind it again if weights have only moved."""
         if self.largest_graph is not None and largest_graph.may_exceed(tensors, self.largest_graph):
             return False
-        if self.watch.is_unchanged() and not any(part.follow_filters() for part in self.filters):
+        waits = not isinstance(self.runner, CudaGraphRunner) or self.runner.has_other_weights()
+        if self.watch.is_unchanged() and not any(part.follow_filters(waits=waits) for part in self.filters):
             return True
         with ONE_AT_A_TIME:  # another thread may be capturing the same model
             for part in self.filters:

@@ -19,6 +19,7 @@ from popgeo.engine.gradient_accumulation import CallResults, micro_batch, write_
 from popgeo.engine.optimizer.capturable import CapturableOptimizer
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
 from popgeo.engine.step_recipe import Recipe
+from popgeo.filter_choice import grids_are_followed
 from popgeo.ops import sum_on_device
 from popgeo.quantity import quantity
 
@@ -61,6 +62,7 @@ class CudaGraphRunner:
         self._graph: Any = None
         self._made: list[list[Tensor]] = []
         self._addresses: list[int] = []
+        self._versions: list[int] = []
         self._captures = 0
         self._left_to_warm_up = WARM_UP
 
@@ -83,7 +85,12 @@ class CudaGraphRunner:
                     if results.wants(repeat * joined + number):
                         results.add(repeat * joined + number, 0, returned)
                 write_back([part[i] for i in self._written], [self.inputs.tensors[i] for i in self._written])
+        self._versions = self._versions_now()
         return results.join()
+
+    def has_other_weights(self) -> bool:
+        """Check whether code outside of the step has changed weights or buffers in place since the last call."""
+        return self._versions != self._versions_now()
 
     def reset(self) -> None:
         """Drop the captured graph; the next update runs eagerly, and the update after that is captured."""
@@ -149,7 +156,7 @@ class CudaGraphRunner:
         graph = self._cuda.CUDAGraph()
         try:
             # Calls of other threads, which may prepare batches meanwhile, are not part of the capture.
-            with self._cuda.graph(graph, capture_error_mode="thread_local"):
+            with self._cuda.graph(graph, capture_error_mode="thread_local"), grids_are_followed():
                 self._made = self._update()
         except Exception as error:
             for parameter in self._trained:
@@ -192,6 +199,10 @@ class CudaGraphRunner:
 
     def _addresses_now(self) -> list[int]:
         return [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
+
+    def _versions_now(self) -> list[int]:
+        tensors = (*self._model.parameters(), *self._model.buffers())
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _explain(error: BaseException) -> str:

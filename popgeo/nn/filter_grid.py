@@ -12,10 +12,10 @@ from torch.compiler import is_compiling
 from torch.func import functional_call
 from torch.nn.modules.module import _has_any_global_hook
 
-from popgeo.filter_choice import are_at_each_edge, do_tables_stay, is_one_form_of_any_shape
+from popgeo.filter_choice import are_at_each_edge, are_grids_followed, do_tables_stay, is_one_form_of_any_shape
 from popgeo.nn.atom_edges import Edges
 from popgeo.nn.radial import ShiftedSoftplus
-from popgeo.ops.eager import is_plain
+from popgeo.ops.eager import is_capturing, is_plain
 from popgeo.ops.interaction import InteractionPlan, interaction, serves
 from popgeo.ops.interaction_call import interpolated
 from popgeo.ops.interaction_call import slopes as slopes_of
@@ -181,11 +181,12 @@ class FilterNetworksMixin(nn.Module):
         self.filter_points = next((n for n in points if n >= least and _is_exact(networks, n, dtype)), None)
         _CHECKED[self] = _GridCheck(networks)
 
-    def follow_filters(self, may_be_replaced: bool = False) -> bool:
+    def follow_filters(self, may_be_replaced: bool = False, waits: bool = True) -> bool:
         """Check the grid again if the networks were replaced, or if their weights changed by more than a few updates.
 
         Args:
             may_be_replaced: Whether other modules or tensors may have replaced those of the last check.
+            waits: Whether to wait for a GPU. Otherwise the weights of an earlier call decide.
 
         Returns:
             Whether the grid was checked again.
@@ -195,7 +196,7 @@ class FilterNetworksMixin(nn.Module):
         if checked is not None and networks is not None and checked.form == networks.form():
             checked.follow(networks)
             may_be_replaced = False
-        if checked is not None and not may_be_replaced and checked.is_near():
+        if checked is not None and not may_be_replaced and checked.is_near(waits):
             return False
         self.refine_filters()
         return True
@@ -206,6 +207,8 @@ class FilterNetworksMixin(nn.Module):
             return None
         if is_plain():
             self.follow_filters(may_be_replaced=True)
+        elif is_capturing() and not are_grids_followed():  # nobody would check the grid when weights have moved
+            return None
         num_points, networks = self.filter_points, self.filter_networks()
         is_chosen = do_tables_stay() or is_one_form_of_any_shape()
         is_chosen = is_chosen or r.shape[0] >= EDGES_FOR_EACH_POINT * (num_points or 0)

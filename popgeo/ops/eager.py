@@ -40,13 +40,14 @@ def is_transformed_by_func() -> bool:
 
 
 def is_captured() -> bool:
-    """Check whether a popgeo capture, and no transform, records the current call.
+    """Check whether a popgeo capture or a CUDA graph, and no transform, records the current call.
 
     Example:
         >>> is_captured()
         False
     """
-    return not _is_transformed() and any(map(_is_of_popgeo, _get_current_dispatch_mode_stack()))
+    is_recorded = is_capturing() or any(map(_is_of_popgeo, _get_current_dispatch_mode_stack()))
+    return is_recorded and not _is_traced()
 
 
 def transforms_around() -> str:
@@ -74,22 +75,29 @@ def _is_of_popgeo(mode: TorchDispatchMode) -> bool:
     return type(mode).__module__.startswith("popgeo.")
 
 
-def _is_capturing() -> bool:
+def is_capturing() -> bool:
     """Check whether a CUDA graph is captured, so that no value can be read.
 
     The first check is needed because torch's function for it is missing in builds for the processor alone, and raises
     in builds for CUDA if the computer has no driver.
+
+    Example:
+        >>> is_capturing()
+        False
     """
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _is_transformed() -> bool:
+    return _is_traced() or is_capturing()
+
+
+def _is_traced() -> bool:
     return (
         is_compiling()
         or _functorch.peek_interpreter_stack() is not None
         or _C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
-        or _is_capturing()
     )
 
 

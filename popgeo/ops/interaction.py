@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from popgeo.ops import interaction_call, interaction_on_device
+from popgeo.ops import interaction_call, interaction_on_device, sum_on_device
 from popgeo.ops.eager import is_captured, is_eager
 from popgeo.ops.interaction_call import InteractionCall
 from popgeo.ops.interaction_checks import check_call
@@ -126,16 +126,16 @@ def interaction(
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Check whether an interaction can run as one operation: float32 or float64, on a CPU, without autocast.
+    """Check whether an interaction can run as one operation: float32 or float64, without autocast, with kernels.
 
-    In eager code the processor must have kernels for it; in popgeo's captures the backend decides later. Transforms,
-    and dispatch modes of other libraries, see each operation of the definition.
+    A GPU has kernels if Triton is installed. In eager code the processor must have kernels; in popgeo's captures the
+    backend decides later. Transforms, and dispatch modes of other libraries, see each operation of the definition.
     """
-    return (
-        all(t.is_cpu and t.dtype in (torch.float32, torch.float64) for t in tensors)
-        and not torch.is_autocast_enabled("cpu")
-        and (interaction_call.is_served() if is_eager(tensors) else is_captured())
-    )
+    on_device = sum_on_device.triton_kernels() is not None and all(map(sum_on_device.serves, tensors))
+    fits = all((on_device or t.is_cpu) and t.dtype in (torch.float32, torch.float64) for t in tensors)
+    if not fits or torch.is_autocast_enabled("cuda" if on_device else "cpu"):
+        return False
+    return on_device or interaction_call.is_served() if is_eager(tensors) else is_captured()
 
 
 def _version(tensor: Tensor) -> int:

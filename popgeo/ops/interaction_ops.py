@@ -186,8 +186,8 @@ def _second(
 ) -> list[Tensor]:
     check_second(call, grad, first, along, wanted)
     if serves_second(first, along) and interaction_on_device.serves(call):
-        along_x, _, along_r, _ = _spread(along, first)
-        return DevicePass(call).second_gradients(grad, along_x, along_r, wanted)
+        along_x, _, along_r, along_direction = _spread(along, first)
+        return DevicePass(call).second_gradients(grad, along_x, along_r, along_direction, wanted)
     if not call.is_served() or not serves_second(first, along):
         return call.second_gradients(grad, first, along, wanted)
     call, num_threads = call.laid_out(), torch.get_num_threads()

@@ -47,7 +47,7 @@ def in_a_compilation(look: Callable[[], None]) -> None:
 
 def in_a_cuda_graph(look: Callable[[], None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eager, "_is_capturing", lambda: True)
+        patch.setattr(eager, "is_capturing", lambda: True)
         look()
 
 

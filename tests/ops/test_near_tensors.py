@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from popgeo.ops import near_tensors, sum_on_device
 from popgeo.ops.near_tensors import near
+from tests.support.fake_cuda import FakeCuda
 
 SIZES = (1, 15, 16, 100)
 
@@ -43,4 +45,28 @@ def test_tensors_that_are_not_contiguous_are_compared_too(native):
     is_near = near([weight.t(), weight[:, :1]], [torch.ones(4, 4), torch.ones(4, 1)], [3.0, 0.5])
     assert is_near()
     weight[0, 0] = 2.0
+    assert not is_near()
+
+
+def test_on_a_gpu_one_answer_counts_for_all_tensors_and_may_be_read_later(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sum_on_device, "serves", torch.Tensor.is_floating_point)
+    fake = FakeCuda()
+    monkeypatch.setattr(near_tensors, "cuda", fake)
+    weights = [torch.ones(3), torch.ones(2, 2, dtype=torch.float64), torch.ones(0)]
+    tensors = [*weights, torch.zeros(3, dtype=torch.bool), torch.zeros(2, dtype=torch.long)]
+    is_near = near(tensors, [one.clone() for one in tensors], [0.5, 0.5, 0.5, 0.0, 0.0])
+    for one, little, much in ((0, 0.28, 0.3), (1, 0.24, 0.26), (3, 0, 1), (4, 0, 1)):
+        before = tensors[one].clone()
+        tensors[one].copy_(before + little)
+        assert is_near()
+        tensors[one].copy_(before + much)
+        assert not is_near()
+        assert [is_near(False) for _ in range(2)] == [True, False]
+        tensors[one].copy_(before)
+        assert [is_near(False) for _ in range(2)] == [False, True]
+    weights[0][0] = torch.nan
+    assert is_near()
+    fake.has_arrived = False
+    weights[1][0] = torch.inf
+    assert [is_near(False) for _ in range(3)] == [True] * 3
     assert not is_near()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from popgeo import ops
 from popgeo.ops import reference, sum_on_device
@@ -66,15 +66,18 @@ def test_sums_and_convolutions_are_those_of_the_reference(kernels: ModuleType, d
         assert_near(made, expected, ROUNDING[dtype])
 
 
-def problem(num_edges: int, channels: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def problem(num_edges: int, channels: int, dtype: torch.dtype, with_directions: bool = False) -> dict[str, Tensor]:
     """Return the arguments of an interaction; a fifth of the edges are longer than the cutoff."""
     torch.manual_seed(0)
     src, dst = torch.randint(6, (2, num_edges))
     distances = torch.float64 if dtype is torch.float64 else torch.float32
+    kinds, of_x = (3, 5) if with_directions else (1, 1)
+    towards = {"direction": nn.functional.normalize(torch.randn(num_edges, 3, dtype=distances), dim=1)}
     return {
-        "x": torch.randn(6, channels).to(dtype),
-        "waves": torch.randn(2, channels, dtype=torch.float64),
+        "x": torch.randn(6, of_x * channels).to(dtype),
+        "waves": torch.randn(2, kinds * channels, dtype=torch.float64),
         "r": 1.25 * CUTOFF * torch.rand(num_edges, dtype=distances),
+        **(towards if with_directions else {}),
         "src": src,
         "dst": dst,
     }
@@ -86,35 +89,40 @@ def passes(data: dict[str, Tensor], num_points: int, half_list: bool, plain: boo
     def leaf(t: Tensor) -> Tensor:
         return (t.double() if plain else t).clone().requires_grad_()
 
-    x, waves, r = (leaf(data[name]) for name in ("x", "waves", "r"))
+    x, waves, r, *towards = leaves = [leaf(data[name]) for name in ("x", "waves", "r", "direction") if name in data]
+    direction = towards[0] if towards else None
     grid = torch.linspace(0, CUTOFF, num_points, dtype=torch.float64)
     table = torch.stack([grid.sin(), (grid / 2).cos()], 1) @ waves  # smooth, so that slopes have one meaning
     ends = data["src"], data["dst"], len(x), CUTOFF
     if plain:
-        out = InteractionCall(x, table, r, None, *ends, half_list).sums()
+        out = InteractionCall(x, table, r, direction, *ends, half_list).sums()
     else:
-        out = ops.interaction(x, table, r, *ends, half_list=half_list)
+        out = ops.interaction(x, table, r, *ends, direction=direction, half_list=half_list)
 
     def along(t: Tensor, kind: Tensor) -> Tensor:
         return torch.linspace(-1, 2, t.numel()).view_as(t).to(kind.dtype).to(t.dtype).requires_grad_()
 
     grad = along(out, data["x"])
-    first = torch.autograd.grad(out, (x, waves, r), grad, create_graph=True)
-    second = torch.autograd.grad(
-        (first[0], first[2]), (grad, x, waves, r), [along(x, data["x"]).detach(), along(r, data["r"]).detach()]
-    )
+    first = torch.autograd.grad(out, leaves, grad, create_graph=True)
+    ways = [along(x, data["x"]).detach(), *(along(t, data["r"]).detach() for t in (r, *towards))]
+    second = torch.autograd.grad((first[0], *first[2:]), (grad, *leaves), ways)
     return [t.detach() for t in (out, *first, *second)]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "num_edges", "channels", "half_list", "edges_at_once"),
+    ("dtype", "num_edges", "channels", "half_list", "with_directions", "edges_at_once"),
     [
-        (torch.float32, 40, 3, False, 8),
-        (torch.float64, 40, 3, True, 16),
-        (torch.bfloat16, 40, 3, True, 16),
-        (torch.float32, 1100, 2, True, 256),  # a point's edges in two parts
-        (torch.float64, 1100, 2, False, 256),
-        (torch.float32, 5, 130, False, 8),  # two blocks of channels
+        (torch.float32, 40, 3, False, False, 8),
+        (torch.float64, 40, 3, True, False, 16),
+        (torch.bfloat16, 40, 3, True, False, 16),
+        (torch.float32, 1100, 2, True, False, 256),  # a point's edges in two parts
+        (torch.float64, 1100, 2, False, False, 256),
+        (torch.float32, 5, 130, False, False, 8),  # two blocks of channels
+        (torch.float32, 40, 3, False, True, 64),
+        (torch.float64, 40, 3, True, True, 64),
+        (torch.bfloat16, 40, 3, True, True, 64),
+        (torch.float64, 1100, 2, False, True, 256),
+        (torch.float32, 5, 130, True, True, 8),
     ],
 )
 def test_interactions_are_the_definition_and_its_first_two_derivatives(
@@ -124,21 +132,21 @@ def test_interactions_are_the_definition_and_its_first_two_derivatives(
     num_edges: int,
     channels: int,
     half_list: bool,
+    with_directions: bool,
     edges_at_once: int,
 ):
-    names = ("interaction_rows", "interaction_edges", "interaction_points")
-    asked: list[str] = []
-    for name in names:
-        real = getattr(on_device, name)
-        monkeypatch.setattr(on_device, name, lambda *given, real=real, name=name: (asked.append(name), real(*given))[1])
     monkeypatch.setattr(on_device, "_EDGES", edges_at_once)
-    data = problem(num_edges, channels, dtype)
-    made, expected = passes(data, 33, half_list), passes(data, 33, half_list, plain=True)
+    data = problem(num_edges, channels, dtype, with_directions)
+    expected = passes(data, 33, half_list, plain=True)
+    monkeypatch.setattr(InteractionCall, "is_served", lambda call: False)
+    monkeypatch.setattr(InteractionCall, "sums", lambda call: pytest.fail("this is the definition"))
+    made = passes(data, 33, half_list)
     # On a coarse grid, differences of eleven points are not quite the slopes of polynomials through eight.
-    of_grid = [0.0] * 3 + [1e-6] * 4 + [1e-5]
+    of_grid = [0.0] * 3 + [1e-6] * (len(made) - 5) + [1e-5] * 2
+    if not with_directions:
+        of_grid[-2] = 1e-6
     for one, other, error in zip(made, expected, of_grid, strict=True):
         assert_near(one, other, 4 * ROUNDING[dtype] + error)
-    assert {*asked} == {*names}
 
 
 def test_edges_beyond_the_cutoff_send_nothing_and_get_no_gradient(on_device: ModuleType):
@@ -187,10 +195,14 @@ def launches(
         kernels.sum_rows(w, rowptr, order)
         kernels.cfconv(x, w, src, rowptr, order)
     kernels.products(x, grad, src, dst)
+    of_edges = torch.ones(40, 3, dtype=wide)
+    vectors, to_vectors = torch.randn(7, 55).to(dtype), torch.randn(7, 44).to(dtype)
     for scale, half_list in itertools.product((None, r), (False, True)):
-        kernels.interaction_rows(x, table, scale, start, weights, src, rowptr, perm)
-        kernels.interaction_edges(x, grad, table, start, weights, src, dst, half_list)
-        kernels.interaction_points(x, grad, scale, start, weights, src, dst, rowptr, perm, half_list)
+        for towards, one, other in ((None, x, grad), (of_edges, vectors, to_vectors)):
+            kernels.interaction_rows(one, table, scale, towards, start, weights, src, rowptr, perm, False)
+            kernels.interaction_edges(one, other, table, towards, towards, start, weights, src, dst, half_list)
+            kernels.interaction_points(one, other, scale, towards, start, weights, src, dst, rowptr, perm, half_list)
+        kernels.interaction_rows(to_vectors, table, scale, of_edges, start, weights, src, rowptr, perm, True)
     return found
 
 

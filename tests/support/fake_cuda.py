@@ -2,18 +2,39 @@
 
 A captured graph contains the operations with their tensors, and a replay runs them in the same memory, as on a GPU.
 After a capture, all changes are undone, because a GPU would not have run the operations. The replacement says nothing
-about speed, and of a real device's refusals it knows only reading values.
+about speed, and of a real device's refusals it knows only waits: reading values and waiting for events.
 """
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+
+_WAITS = {
+    "_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
+    "bincount",
+}  # fmt: skip
+_REFUSED = "CUDA error: operation not permitted when stream is capturing"
+
+
+class NoWaits(TorchDispatchMode):
+    """A mode in which an operation raises an error if the host of a GPU would wait for its result."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if waits(func, args):
+            raise RuntimeError(_REFUSED)
+        return func(*args, **(kwargs or {}))
+
+
+def waits(func: Any, args: Sequence[Any]) -> bool:
+    """Check whether the host of a GPU would wait for the result of an operation."""
+    name = func._schema.name.removeprefix("aten::")
+    return name in _WAITS or (name == "index" and any(_is(one) and one.dtype is torch.bool for one in args[1]))
 
 
 class FakeStream:
@@ -36,8 +57,11 @@ class FakeEvent:
     def record(self, stream: FakeStream | None = None) -> None:
         self._cuda.log.append(f"event {self.number} after {(stream or self._cuda.current_stream()).name}")
 
+    def query(self) -> bool:
+        return self._cuda.has_arrived
+
     def synchronize(self) -> None:
-        self._cuda.log.append(f"host waits for event {self.number}")
+        self._cuda.wait(f"event {self.number}")
 
 
 class FakeGraph:
@@ -66,8 +90,8 @@ class _Capture(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = dict(kwargs or {})
-        if func._schema.name in ("aten::_local_scalar_dense", "aten::nonzero"):
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        if waits(func, args):
+            raise RuntimeError(_REFUSED)
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[position] if position < len(args) else keywords.get(argument.name)
@@ -103,11 +127,14 @@ class FakeCuda:
     Attributes:
         log: Calls of streams and events, in order.
         graphs: The captured graphs.
+        is_capturing: Whether a graph is captured now.
+        has_arrived: The answer of events to the question whether they have happened.
     """
 
     def __init__(self) -> None:
         self.log: list[str] = []
         self.graphs: list[FakeGraph] = []
+        self.is_capturing, self.has_arrived = False, True
         self._count = {"stream": 0, "event": 0}
         self._main, self._of_thread = FakeStream(self, "main"), threading.local()  # per thread, as in CUDA
 
@@ -137,18 +164,24 @@ class FakeCuda:
     def device(self, device: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
+    def wait(self, what: str) -> None:
+        if self.is_capturing:
+            raise RuntimeError(_REFUSED)
+        self.log.append(f"host waits for {what}")
+
     def synchronize(self, device: Any = None) -> None:
-        self.log.append("host waits for all")
+        self.wait("all")
 
     @contextlib.contextmanager
     def graph(self, graph: FakeGraph, capture_error_mode: str = "global") -> Iterator[None]:
         assert capture_error_mode == "thread_local"
         random_numbers = torch.get_rng_state()
-        capture = _Capture(graph)
+        capture, self.is_capturing = _Capture(graph), True
         try:
             with capture:
                 yield
         finally:
+            self.is_capturing = False
             capture.undo()
             torch.set_rng_state(random_numbers)
         self.graphs.append(graph)
