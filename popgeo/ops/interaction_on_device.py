@@ -49,7 +49,7 @@ class DevicePass:
             sizes = call.x.shape[0], call.num_nodes, call.table.shape[0]
             fill_plan(call.src, call.dst, call.r, call.cutoff, sizes, plan, weights)
         self.call = call
-        self.kernels: Any = sum_on_device.triton_kernels()  # `serves` has checked that they exist
+        self.kernels: Any = sum_on_device.triton_kernels("triton_interaction")  # `serves` has checked that they exist
         self.wide = torch.float64 if call.x.dtype is torch.float64 else torch.float32
         self.start, *orders = plan[_HEADER:].view(4, -1)
         self.by_point, self.by_receiver, self.by_source = orders

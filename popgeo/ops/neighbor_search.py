@@ -1,12 +1,14 @@
 """The op popgeo::near_nodes, which searches for the neighbors of nodes within their graphs.
 
 The cost of the compiled search depends on the pairs of each graph, not on `width`; it searches large graphs by cells.
+On a GPU kernels of Triton find lists that are shorter than the list of all candidates.
 The definition in plain torch compares each node with `width` rows. It is in torch's table of decompositions, for
 machines and files without this operation.
 """
 
 import struct
 from enum import IntEnum
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ from torch._decomp import register_decomposition
 from torch.compiler import is_compiling
 
 from popgeo.native import library
+from popgeo.ops import sum_on_device
 from popgeo.ops.kernel_arguments import as_int64, check_array
 from popgeo.ops.neighbor_candidates import both_real, first_and_size, squared_distances
 from popgeo.ops.refusals import check_index, refuse_index
@@ -73,9 +76,19 @@ def near_nodes(form: SearchKind, slots: int, search: Search) -> tuple[Tensor, Te
     """
     pos = search.pos.detach()
     is_transformed = not is_compiling() and _functorch.peek_interpreter_stack() is not None
-    if is_transformed or not pos.is_cpu or pos.dtype not in SERVED:
-        return _define(form, slots, pos, *tuple(search)[1:])
-    return _NEAR_NODES(int(form), slots, pos, *tuple(search)[1:])
+    arguments = pos, *tuple(search)[1:]
+    is_served = pos.is_cpu and pos.dtype in SERVED
+    if is_transformed or not (is_served or _on_device(form, slots, search)):
+        return _define(form, slots, *arguments)
+    return _NEAR_NODES(int(form), slots, *arguments)
+
+
+def _on_device(form: int, slots: int, search: Search) -> ModuleType | None:
+    """Return the kernels of a GPU for lists that are shorter than their candidates; torch makes the other lists."""
+    is_short = form == SearchKind.RADIUS or (form == SearchKind.KNN and search.width - 1 > slots)
+    if not is_short or not sum_on_device.serves(search.pos) or search.pos.dtype not in SERVED:
+        return None
+    return sum_on_device.triton_kernels("triton_neighbors")
 
 
 def _define(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -137,8 +150,8 @@ def _pairs(slots: int, search: Search) -> tuple[Tensor, Tensor]:
 
 def _search(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     search = Search(*arguments)
-    native = library.packed("popgeo_near_nodes")
-    if native is None or not search.pos.is_cpu or search.pos.dtype not in SERVED:
+    native, kernels = library.packed("popgeo_near_nodes"), _on_device(form, slots, search)
+    if kernels is None and (native is None or not search.pos.is_cpu or search.pos.dtype not in SERVED):
         return _define(form, slots, *arguments)
     num_nodes = len(search.batch)
     check_index("batch", search.batch, num_nodes, search.pos)
@@ -147,6 +160,12 @@ def _search(form: int, slots: int, *arguments: Any) -> tuple[Tensor, Tensor]:
     if not fits or not is_wide or max(search.width, search.num_graphs) >= 2**31:
         raise ValueError(f"pos {[*search.pos.shape]} and {num_nodes} nodes, or slots and width, do not fit each other.")
     check_array("nodes_mask", search.nodes_mask, (num_nodes,), torch.bool)
+    if kernels is not None:
+        find = kernels.nearest if form == SearchKind.KNN else kernels.within
+        graphs = first_and_size(search.batch, search.num_graphs)
+        limit = search.pos.new_full((1,), search.cutoff * search.cutoff)
+        return find(search.pos, *graphs, search.nodes_mask, limit, search.width, slots)
+    assert native is not None
     others, near = _empty(form, slots, *arguments)
     pos, batch = library.as_read(search.pos), as_int64(search.batch)
     real = None if search.nodes_mask is None else search.nodes_mask.contiguous()

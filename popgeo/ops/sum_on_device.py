@@ -1,6 +1,7 @@
 """Sums of rows on a GPU with the same bits in every run, by row pointers instead of atomic additions."""
 
 import functools
+import importlib
 from types import ModuleType
 
 import torch
@@ -97,13 +98,12 @@ def require_range(name: str, index: Tensor, num_rows: int) -> None:
 
 
 @functools.cache
-def triton_kernels() -> ModuleType | None:
-    """Import the Triton kernels; return None if Triton is missing."""
+def triton_kernels(file: str = "triton_kernels") -> ModuleType | None:
+    """Import a file of Triton kernels; return None if Triton is missing."""
     try:
-        from popgeo.ops import triton_kernels as kernels
+        return importlib.import_module(f"popgeo.ops.{file}")
     except ImportError:
         return None
-    return kernels
 
 
 def describe() -> str:

@@ -1,0 +1,71 @@
+"""Triton's searches for neighbors: the slots of the processor in the interpreter, and compiled for two kinds of GPU.
+
+As in `test_triton_kernels`, the first part needs TRITON_INTERPRET=1 from the start; the second part must not have it.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from popgeo.ops import neighbor_search, sum_on_device
+from popgeo.ops.neighbors import Neighbors, knn, radius
+from tests.ops.test_triton_kernels import compiled_ahead, kernels_if, recorded
+
+SIZES = [7, 1, 18, 3]
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let searches among tensors in memory run as those of a GPU do."""
+    kernels_if(interpreted=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(sum_on_device, "serves", torch.Tensor.is_floating_point)
+        patched.setattr(neighbor_search, "_define", lambda *given: pytest.fail("this compares all pairs"))
+        yield patched
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("cutoff", [1.5, math.inf])
+@pytest.mark.parametrize("with_padding", [False, True])
+def test_slots_are_those_of_the_processor_ties_included(
+    on_device: pytest.MonkeyPatch, dtype: torch.dtype, cutoff: float, with_padding: bool
+):
+    batch = torch.repeat_interleave(torch.arange(4), torch.tensor(SIZES))
+    generator = torch.Generator().manual_seed(0)
+    on_grid, anywhere = torch.randint(3, (29, 3), generator=generator), 3 * torch.rand(29, 3, generator=generator)
+    anywhere[26:] = torch.nan if with_padding else 0.0
+    given = {"num_graphs": 4, "max_num_nodes": 18, "nodes_mask": batch < 3 if with_padding else None}
+
+    def lists() -> list[tuple[Neighbors, Tensor]]:
+        found = [(knn(pos.to(dtype), batch, k, cutoff, **given), batch) for pos in (on_grid, anywhere) for k in (2, 6)]
+        return found + [
+            radius(pos.to(dtype), batch, cutoff, n, **given) for pos in (on_grid, anywhere) for n in (9, 500)
+        ]
+
+    made = lists()
+    on_device.undo()
+    for (mine, count), (expected, expected_count) in zip(made, lists(), strict=True):
+        assert all(map(torch.equal, mine, expected))
+        assert torch.equal(count, expected_count)
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("capability", [80, 90], ids="sm_{}".format)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_kernels_compile_ahead_and_round_each_square(
+    dtype: torch.dtype, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    kernels_if(interpreted=False)
+    from popgeo.ops import triton_neighbors as kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    row, limit = torch.zeros(40, dtype=torch.int64), torch.ones(1, dtype=dtype)
+    with monkeypatch.context() as patched:
+        found = recorded(kernels, patched)
+        for real in (None, row > 0):
+            for find in (kernels.nearest, kernels.within):
+                find(torch.ones(40, 3, dtype=dtype), row, row, real, limit, 40, 4)
+    names = {compiled_ahead(kernel, given, capability, **kernels._EXACT) for kernel, given in found}
+    assert names == {"_nearest", "_within"}
