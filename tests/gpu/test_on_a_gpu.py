@@ -171,26 +171,77 @@ def test_cfconv_and_its_gradients_are_those_of_the_processor():
 
 @pytest.mark.parametrize("half_list", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_interactions_are_those_of_the_processor_with_the_same_bits_in_each_run(dtype: torch.dtype, half_list: bool):
+@pytest.mark.parametrize("with_directions", [False, True])
+def test_interactions_are_those_of_the_processor_with_the_same_bits_in_each_run(
+    dtype: torch.dtype, half_list: bool, with_directions: bool
+):
     torch.manual_seed(0)
-    x, r, (src, dst) = torch.randn(200, 70), 6 * torch.rand(20_000), torch.randint(200, (2, 20_000))
+    of_x, kinds = (5, 3) if with_directions else (1, 1)
+    x, r, (src, dst) = torch.randn(200, 70 * of_x), 6 * torch.rand(20_000), torch.randint(200, (2, 20_000))
+    directions = [nn.functional.normalize(torch.randn(20_000, 3), dim=1)] if with_directions else []
     grid = torch.linspace(0, 5, 193, dtype=torch.float64)
-    basis, waves = torch.stack([grid.sin(), (grid / 2).cos()], 1), torch.randn(2, 70, dtype=torch.float64)
+    basis, waves = torch.stack([grid.sin(), (grid / 2).cos()], 1), torch.randn(2, 70 * kinds, dtype=torch.float64)
 
     def passes(device: str) -> list[Tensor]:
-        leaves = [t.to(device).requires_grad_() for t in (x.to(dtype), waves, r.to(dtype))]
-        table = basis.to(device) @ leaves[1]
-        out = ops.interaction(
-            leaves[0], table, leaves[2], src.to(device), dst.to(device), 200, 5.0, half_list=half_list
-        )
+        given = (x.to(dtype), waves, r.to(dtype), *(one.to(dtype) for one in directions))
+        leaves = [t.to(device).requires_grad_() for t in given]
+        table, towards = basis.to(device) @ leaves[1], dict(zip(["direction"], leaves[3:], strict=False))
+        ends = src.to(device), dst.to(device)
+        out = ops.interaction(leaves[0], table, leaves[2], *ends, 200, 5.0, half_list=half_list, **towards)
         first = torch.autograd.grad(out.sin().sum(), leaves, create_graph=True)
-        second = torch.autograd.grad(first[0].square().sum() + first[2].square().sum(), leaves)
+        second = torch.autograd.grad(sum(first[i].square().sum() for i in (0, *range(2, len(leaves)))), leaves)
         return [t.detach().cpu() for t in (out, *first, *second)]
 
     there, again = passes("cuda"), passes("cuda")
     assert all(map(torch.equal, there, again))
     for one, other in zip(there, passes("cpu"), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-4 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", [popgeo.SchNet, PaiNN])
+def test_a_captured_step_has_filters_on_a_grid_and_replays_do_not_wait(kind: type):
+    torch.manual_seed(0)
+    model = Molecular(kind(32, num_interactions=2, cutoff=3.0), finds_edges=True).cuda()
+    twin = copy.deepcopy(model)
+    twin.model.filters = "edges"
+    batch = {
+        "z": torch.randint(1, 9, (640,)).cuda(),
+        "pos": 3 * torch.rand(640, 3).cuda(),
+        "edge_index": torch.zeros(2, 1, dtype=torch.long).cuda(),  # the model finds its own
+        "batch": torch.arange(40).repeat_interleave(16).cuda(),
+        "y": torch.randn(40).cuda(),
+    }
+    own, optimizer = (torch.optim.SGD(one.parameters(), lr=1e-4) for one in (model, twin))
+    step = popgeo.compile_step(model, own, backend="cuda")
+    for number in range(7):
+        if number == 5:
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            loss = step(**batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        optimizer.zero_grad()
+        wanted = twin(**batch)
+        wanted.backward()
+        optimizer.step()
+        torch.testing.assert_close(loss, wanted.detach(), rtol=1e-4, atol=1e-4)
+    assert model.model.filter_points
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_neighbors_are_in_the_slots_of_the_processor(dtype: torch.dtype):
+    torch.manual_seed(0)
+    batch = torch.arange(3).repeat_interleave(torch.tensor([900, 1, 400]))
+    for pos in (torch.randint(9, (1301, 3)), 9 * torch.rand(1301, 3)):
+        for search, size in ((ops.knn, {"k": 9}), (ops.radius, {"num_edges": 20_000}), (ops.pairs, {})):
+            here, there = (
+                search(pos.to(device, dtype), batch.to(device), cutoff=2.0, num_graphs=3, **size)
+                for device in ("cpu", "cuda")
+            )
+            here, there = ((one[0], one[1]) if search is ops.radius else (one, batch) for one in (here, there))
+            assert all(torch.equal(one, other.cpu()) for one, other in zip(here[0][::2], there[0][::2], strict=True))
+            torch.testing.assert_close(here[0].edge_weight, there[0].edge_weight.cpu())
+            assert torch.equal(here[1], there[1].cpu())
 
 
 def test_products_and_forces_of_edges_have_the_same_bits_in_each_run():

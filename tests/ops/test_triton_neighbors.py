@@ -13,14 +13,17 @@ from popgeo.ops import neighbor_search, sum_on_device
 from popgeo.ops.neighbors import Neighbors, knn, radius
 from tests.ops.test_triton_kernels import compiled_ahead, kernels_if, recorded
 
-SIZES = [7, 1, 18, 3]
+SIZES = [5, 1, 9, 3]
 
 
 @pytest.fixture
 def on_device(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let searches among tensors in memory run as those of a GPU do."""
     kernels_if(interpreted=True)
+    from popgeo.ops import triton_neighbors
+
     with monkeypatch.context() as patched:
+        patched.setattr(triton_neighbors, "_BLOCK", 4)  # a graph takes several blocks
         patched.setattr(sum_on_device, "serves", torch.Tensor.is_floating_point)
         patched.setattr(neighbor_search, "_define", lambda *given: pytest.fail("this compares all pairs"))
         yield patched
@@ -34,15 +37,14 @@ def test_slots_are_those_of_the_processor_ties_included(
 ):
     batch = torch.repeat_interleave(torch.arange(4), torch.tensor(SIZES))
     generator = torch.Generator().manual_seed(0)
-    on_grid, anywhere = torch.randint(3, (29, 3), generator=generator), 3 * torch.rand(29, 3, generator=generator)
-    anywhere[26:] = torch.nan if with_padding else 0.0
-    given = {"num_graphs": 4, "max_num_nodes": 18, "nodes_mask": batch < 3 if with_padding else None}
+    on_grid, anywhere = torch.randint(2, (18, 3), generator=generator), 3 * torch.rand(18, 3, generator=generator)
+    anywhere[15:] = torch.nan if with_padding else 0.0
+    given = {"num_graphs": 4, "max_num_nodes": 9, "nodes_mask": batch < 3 if with_padding else None}
 
     def lists() -> list[tuple[Neighbors, Tensor]]:
-        found = [(knn(pos.to(dtype), batch, k, cutoff, **given), batch) for pos in (on_grid, anywhere) for k in (2, 6)]
-        return found + [
-            radius(pos.to(dtype), batch, cutoff, n, **given) for pos in (on_grid, anywhere) for n in (9, 500)
-        ]
+        places = [pos.to(dtype) for pos in (on_grid, anywhere)]
+        found = [(knn(pos, batch, k, cutoff, **given), batch) for pos in places for k in (2, 6)]
+        return found + [radius(pos, batch, cutoff, slots, **given) for pos in places for slots in (9, 200)]
 
     made = lists()
     on_device.undo()
