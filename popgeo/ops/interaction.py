@@ -131,7 +131,7 @@ def serves(*tensors: Tensor) -> bool:
     A GPU has kernels if Triton is installed. In eager code the processor must have kernels; in popgeo's captures the
     backend decides later. Transforms, and dispatch modes of other libraries, see each operation of the definition.
     """
-    on_device = sum_on_device.triton_kernels() is not None and all(map(sum_on_device.serves, tensors))
+    on_device = all(map(sum_on_device.serves, tensors)) and sum_on_device.triton_kernels() is not None
     fits = all((on_device or t.is_cpu) and t.dtype in (torch.float32, torch.float64) for t in tensors)
     if not fits or torch.is_autocast_enabled("cuda" if on_device else "cpu"):
         return False
