@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from popgeo.ops.channel_rows import ChannelRows, plan_arguments
-from popgeo.ops.eager import is_direct
 from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows, sum_at_once
 from popgeo.ops.half_precision import in_float32
 from popgeo.ops.refusals import check_choice, refuse_integers
@@ -101,7 +100,7 @@ def scatter_mean(
         total = out.add_(total)
     count = rows.restore(rows.count(arguments[0]).clamp_(min=1).to(src.dtype).expand(-1, rows.src.shape[1]))
     mode = None if total.is_floating_point() or total.is_complex() else "floor"
-    if out is not None or is_direct(total):
+    if out is not None or not total.requires_grad:
         return total.div_(count, rounding_mode=mode)
     return torch.div(total, count, rounding_mode=mode)
 

@@ -175,7 +175,8 @@ def _mean(rows: Tensor, indptr: Tensor) -> Tensor:
     count = indptr.diff().clamp(min=1).unsqueeze(1).to(rows.dtype)
     mode = None if rows.is_floating_point() else "trunc"
     total = segment_sum_rows(rows, indptr)
-    return total.div_(count, rounding_mode=mode) if is_direct(total) else torch.div(total, count, rounding_mode=mode)
+    divide = torch.div if total.requires_grad else Tensor.div_
+    return divide(total, count, rounding_mode=mode)
 
 
 def _extremum(rows: Tensor, indptr: Tensor, find: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
