@@ -1,5 +1,6 @@
 """Places the values of a graph in memory that is allocated once; values reuse the memory of values no longer needed."""
 
+import ctypes
 import math
 import mmap
 import sys
@@ -105,7 +106,7 @@ def place_values(
     places = {graph.values[v].storage: (tensor, byte_offset(graph.values[v])) for v, tensor in given.items()}
     blocks, block_of = _blocks(graph, places.keys(), overwrites_operands)
     buffer = new_buffer(_place_blocks(blocks))
-    places |= {storage: (buffer[block.start :], 0) for storage, block in block_of.items()}
+    places |= {storage: (_memory_of(block, buffer), 0) for storage, block in block_of.items()}
     for op in graph.ops:
         for v in op.outputs:
             # A value that is changed in place keeps the place that it was made in.
@@ -159,6 +160,16 @@ def _place_blocks(blocks: Sequence[_Block]) -> int:
         start[i] = ends[fits[np.argmin(gaps[fits])]] if len(fits) else ends[-1]
         blocks[i].start = int(start[i])
     return int((start + size).max(initial=0))
+
+
+def _memory_of(block: _Block, buffer: Tensor) -> Tensor:
+    """Return the bytes of a block as a memory of its own; some functions of torch ignore where a tensor begins in it.
+
+    One is `torch.set_rng_state`, in torch 2.13. The result is uint8 [block.size] and keeps the buffer alive.
+    """
+    memory = (ctypes.c_uint8 * block.size).from_address(buffer.data_ptr() + block.start)
+    memory.buffer = buffer  # type: ignore[attr-defined]
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _reusable_operand(graph: OpGraph, op: Op, value: Value, ending: Set[int], spans: Mapping[int, int]) -> int | None:
