@@ -1,5 +1,8 @@
 // The C functions that gather rows as they are, by an index or by pointers, after a check of the index.
 #include <cstring>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #include "aligned.h"
 #include "kernels.h"
@@ -8,6 +11,16 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 constexpr int64_t PARALLEL_BYTES = 1 << 17;  // for fewer bytes a parallel region costs more than it saves
+
+// Asks for pages of 2 MB for a large result, if Linux gives them on request: new memory costs a fault per page.
+inline void ask_for_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] size_t size) {
+#ifdef __linux__
+  constexpr uintptr_t page = 1 << 21;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + size) / page * page;
+  if (size > 8 * page) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
 
 struct GatherCall {
   const char* x;
@@ -46,6 +59,7 @@ EXPORT int64_t popgeo_gather_csr(const GatherCsrCall* packed) {
   if (!popgeo::climbs(call.indptr, call.num_rows, call.num_edges)) return popgeo::BAD_INPUT;
   const size_t bytes = size_t(call.row_bytes);
   if (!bytes || !call.num_edges) return popgeo::OK;
+  ask_for_large_pages(call.out, size_t(call.num_edges) * bytes);
   const auto at = [&](int64_t row) { return popgeo::number_at(call.indptr, row); };
   const int64_t first = at(0), last = at(call.num_rows);
   memset(call.out, 0, size_t(first) * bytes);
