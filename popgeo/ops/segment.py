@@ -13,7 +13,7 @@ from popgeo.ops.half_precision import in_float32
 from popgeo.ops.refusals import check_choice, refuse_index
 from popgeo.ops.scatter_by_index import gather, scatter
 from popgeo.ops.scatter_reductions import segment_max_rows, segment_min_rows
-from popgeo.ops.segment_sum import gather_csr_rows, segment_sum_rows
+from popgeo.ops.segment_sum import check_indptr, gather_csr_rows, segment_sum_rows, segments_in_kernel
 
 
 def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: str = "sum") -> Tensor:
@@ -131,8 +131,9 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
     """
     dim = index.dim() - 1
     shape = (*src.shape[:dim], index.shape[dim], *src.shape[dim + 1 :])
-    full = broadcast(index, src.new_empty(()).expand(shape), dim)
-    if is_shared(full, dim):
+    if dim == 0:
+        result = gather(src, index)
+    elif is_shared(full := broadcast(index, src.new_empty(()).expand(shape), dim), dim):
         vector = full.movedim(dim, 0).reshape(shape[dim], -1)[:, 0] if full.numel() else full.new_zeros(shape[dim])
         result = gather(src, vector, dim)
     else:
@@ -171,6 +172,11 @@ def _along_rows(reduce: Callable[[Tensor, Tensor], Any], src: Tensor, indptr: Te
 
 @in_float32
 def _mean(rows: Tensor, indptr: Tensor) -> Tensor:
+    if rows.dtype in (torch.float32, torch.float64) and is_direct(rows, indptr):
+        check_indptr(indptr)
+        mean = segments_in_kernel(3, rows, indptr, None)
+        if mean is not None:
+            return mean
     count = indptr.diff().clamp(min=1).unsqueeze(1).to(rows.dtype)
     mode = None if rows.is_floating_point() else "trunc"
     total = segment_sum_rows(rows, indptr)

@@ -96,7 +96,7 @@ def segments_in_kernel(how: int, src: Tensor, indptr: Tensor, arg: Tensor | None
     """Reduce the rows of `src` between pointers by the compiled kernel, or return None if it does not serve the call.
 
     Args:
-        how: 0 for the sum, 1 for the smallest entry, 2 for the largest.
+        how: 0 for the sum, 1 for the smallest entry, 2 for the largest, 3 for the mean of float32 or float64.
         src: Entries. [num_edges, channels]
         indptr: Pointers. [num_rows + 1]
         arg: Memory for the edges of the extremes. [num_rows, channels]

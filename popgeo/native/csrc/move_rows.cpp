@@ -60,16 +60,22 @@ EXPORT int64_t popgeo_gather_csr(const GatherCsrCall* packed) {
   const size_t bytes = size_t(call.row_bytes);
   if (!bytes || !call.num_edges) return popgeo::OK;
   ask_for_large_pages(call.out, size_t(call.num_edges) * bytes);
-  const auto at = [&](int64_t row) { return popgeo::number_at(call.indptr, row); };
-  const int64_t first = at(0), last = at(call.num_rows);
+  const auto edge = [&](int64_t row) { return popgeo::number_at(call.indptr, row); };
+  const int64_t first = edge(0), last = edge(call.num_rows);
   memset(call.out, 0, size_t(first) * bytes);
   for (int64_t row = 0; row < call.num_rows; ++row) {
     const char* from = call.x + size_t(row) * bytes;
-    const int64_t begin = at(row), end = at(row + 1);
-    if (bytes == 4) {  // a copy of a known size is one instruction
+    const int64_t begin = edge(row), end = edge(row + 1);
+    // Copies of known sizes are a few instructions.
+    if (bytes == 4) {
       for (int64_t e = begin; e < end; ++e) memcpy(call.out + size_t(e) * 4, from, 4);
-    } else {
-      for (int64_t e = begin; e < end; ++e) memcpy(call.out + size_t(e) * bytes, from, bytes);
+      continue;
+    }
+    for (int64_t e = begin; e < end; ++e) {
+      char* to = call.out + size_t(e) * bytes;
+      size_t at = 0;
+      for (; at + 64 <= bytes; at += 64) memcpy(to + at, from + at, 64);
+      if (at < bytes) memcpy(to + at, from + at, bytes - at);
     }
   }
   memset(call.out + size_t(last) * bytes, 0, size_t(call.num_edges - last) * bytes);
