@@ -129,7 +129,7 @@ def _gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
     # Torch uses several threads.
     is_served = x.dim() == 2 and (torch.get_num_threads() == 1 or num_edges * x.shape[1] <= MIN_PARALLEL)
     if native is not None and is_served and x.is_cpu and indptr.is_cpu:
-        x, indptr = x.contiguous(), as_int64(indptr)
+        x, indptr = x.resolve_conj().contiguous(), as_int64(indptr)
         out = x.new_empty(num_edges, x.shape[1])
         sizes = num_edges, len(x), x.shape[1] * x.element_size()
         if native(_pack_gather(*map(library.address, (x, indptr, out)), *sizes)):

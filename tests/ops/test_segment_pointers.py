@@ -108,6 +108,8 @@ def test_rows_are_repeated_between_their_pointers_and_zero_before_them(native, r
     assert ops.gather_csr(rows, indptr, out) is out
     assert out.tolist() == [*expected, *[0] * (5 - len(expected))]
     table = torch.stack([rows, 2 * rows])
+    turned = torch.complex(rows, rows).conj()
+    assert ops.gather_csr(turned, indptr).tolist() == [complex(one, -one) for one in expected]
     assert ops.gather_csr(torch.ones(0, 2), torch.zeros(0, 3).long()).shape == (0, 0)
     assert ops.gather_csr(table, indptr[None]).tolist() == [expected, [2 * one for one in expected]]
 
