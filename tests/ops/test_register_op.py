@@ -59,7 +59,8 @@ def test_opcheck(native, batch, with_plan):
         opcheck(getattr(popgeo, name).default, (w, dst, NUM_NODES, *plan))
     if not with_plan:
         indptr = torch.tensor([0, 3, 3, 12])
-        opcheck(popgeo.segment_sum.default, (w, indptr))
+        for name in ("segment_sum", "segment_max", "segment_min"):
+            opcheck(getattr(popgeo, name).default, (w, indptr))
         opcheck(popgeo.gather_csr.default, (x[:3].detach().requires_grad_(), indptr, NUM_EDGES))
 
 
