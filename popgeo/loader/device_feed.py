@@ -59,14 +59,7 @@ class DeviceFeed:
 
     def feed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches in the same order, on the device, ready for later work on the current stream."""
-        return self.begin().feed(batches)
-
-    def begin(self) -> "FeedPass":
-        """Return a new pass. Passes that run at the same time have separate blocks of memory."""
-        try:
-            return self._idle.pop()
-        except IndexError:  # empty, or another thread was faster
-            return FeedPass(self)
+        return begin_pass(self).feed(batches)
 
     def _end(self, one: "FeedPass") -> None:
         """Keep the blocks of a pass for the next pass."""
@@ -184,6 +177,14 @@ class FeedPass:
         for (i, name), tensor in zip(names, there.tensors, strict=True):
             stores[i][name] = tensor
         return result, there, has_arrived
+
+
+def begin_pass(feed: DeviceFeed) -> FeedPass:
+    """Return a new pass of a feed. Passes that run at the same time have separate blocks of memory."""
+    try:
+        return feed._idle.pop()
+    except IndexError:  # empty, or another thread was faster
+        return FeedPass(feed)
 
 
 class _Stage:

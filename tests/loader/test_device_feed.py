@@ -124,7 +124,7 @@ def test_passes_at_the_same_time_and_abandoned_passes_share_no_block():
         for ours, theirs in zip(zip(fed, fed, strict=False), zip(plain, plain, strict=False), strict=True):
             assert [batch.x.tolist() for batch in ours] == [batch.x.tolist() for batch in theirs]
         assert torch.equal(next(iter(fed)).x, next(iter(plain)).x)
-    assert fed._feed.begin() is not fed._feed.begin()
+    assert device_feed.begin_pass(fed._feed) is not device_feed.begin_pass(fed._feed)
 
 
 def test_a_batch_of_the_user_stays_as_it_was():
