@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import popgeo
 from popgeo import ops
+from popgeo.engine.cuda_graph import StaticInputs
 from popgeo.nn import GPS, PaiNN, PairInteractionGraph, l1_loss
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.scatter_plan import EdgePlan, ScatterPlan
@@ -213,3 +214,22 @@ def test_batches_arrive_whole_and_ahead():
     for ours, theirs in zip(fed, plain, strict=True):
         assert ours.x.is_cuda
         assert all(torch.equal(ours[name].cpu(), value) for name, value in theirs if isinstance(value, Tensor))
+
+
+def test_batches_of_one_block_stay_right_while_the_device_lags_behind():
+    molecules = popgeo.Molecules()[:600]
+    plain, fed = (popgeo.FixedSizeDataLoader(molecules, 17, shuffle=True, seed=0, device=one) for one in (None, "cuda"))
+    inputs = None
+    for _ in range(2):
+        kept, copied = [], []
+        for batch in fed:
+            torch.cuda._sleep(1_000_000)  # about half a millisecond
+            tensors = [batch.pos, batch.x, batch.batch]
+            inputs = inputs or StaticInputs(tensors, torch.device("cuda"))
+            inputs.fill(tensors)
+            kept.append(batch)
+            copied.append([tensor.clone() for tensor in inputs.tensors])
+        for ours, (pos, x, owner), theirs in zip(kept, copied, plain, strict=True):
+            assert all(torch.equal(ours[name].cpu(), value) for name, value in theirs if isinstance(value, Tensor))
+            assert all(map(torch.equal, (pos.cpu(), x.cpu(), owner.cpu()), (theirs.pos, theirs.x, theirs.batch)))
+    assert all(stage.host.memory.is_pinned() for stage in fed._feed._idle[0]._stages)
