@@ -1,6 +1,7 @@
 """The ops popgeo::gather (rows to edges) and popgeo::scatter_sum (edges to rows), which are each other's derivative."""
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,6 +91,8 @@ def check_sum(src: Tensor, index: Tensor, num_rows: int) -> None:
 
 def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
     check_sum(src, index, num_rows)
+    if src.is_complex():
+        return by_parts(_scatter_sum, src, index, num_rows, *plan)
     rowptr, perm, num_tiles = filled(plan, NO_PLAN)
     if sum_on_device.serves(src):
         rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
@@ -117,6 +120,12 @@ def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tenso
     if native(pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
         explain("index", index, num_rows, rowptr, perm)
     return out
+
+
+def by_parts(kernel: Callable[..., Tensor], src: Tensor, *arguments: Any) -> Tensor:
+    """Sum complex rows by a kernel for real ones, with real and imaginary parts as channels."""
+    total = kernel(torch.view_as_real(src.resolve_conj()).flatten(1), *arguments)
+    return torch.view_as_complex(total.view(total.shape[0], src.shape[1], 2))
 
 
 def _gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:

@@ -139,7 +139,12 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
     else:
         if is_direct(index):
             refuse_index("index", index.reshape(-1), src.shape[dim])
-        result = torch.gather(src, dim, full)
+        if src.is_cuda:  # the gradient of torch.gather adds in random order there
+            rows, at = src.movedim(dim, 0), full.movedim(dim, 0).reshape(shape[dim], -1)
+            at = at * at.shape[1] + torch.arange(at.shape[1], device=at.device)
+            result = gather(rows.reshape(-1), at.flatten()).reshape(shape[dim], *rows.shape[1:]).movedim(0, dim)
+        else:
+            result = torch.gather(src, dim, full)
     return result if out is None else out.copy_(result)
 
 
@@ -182,7 +187,8 @@ def _extremum(rows: Tensor, indptr: Tensor, find: Callable[..., tuple[Tensor, Te
     """Find the extreme of each row, and its position."""
     num_edges, num_rows = rows.shape[0], indptr.shape[0]  # the last row is for the entries outside the pointers
     index, ends = row_of_each_edge(indptr, num_edges), None
-    if indptr.is_cpu and is_direct(indptr) and indptr[0] == 0 and num_edges < 2**31:
+    # Entries before the first pointer are in no row on a GPU, and the last row is dropped.
+    if num_edges < 2**31 and (indptr.is_cuda or (indptr.is_cpu and is_direct(indptr) and indptr[0] == 0)):
         ends = torch.cat([indptr, indptr.new_tensor([num_edges])]).int()  # then the kernel goes row by row
     best, arg = find(rows, index, num_rows, ends, None, 0)
     return best[:-1], arg[:-1]

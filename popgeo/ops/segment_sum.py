@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_direct
-from popgeo.ops.gather_scatter import MIN_PARALLEL, sum_to_torch
+from popgeo.ops.gather_scatter import MIN_PARALLEL, by_parts, sum_to_torch
 from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64
 from popgeo.ops.refusals import require
 from popgeo.ops.register_op import register
@@ -77,6 +77,8 @@ def _check(indptr: Tensor) -> None:
 
 def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
     _check(indptr)
+    if src.is_complex():
+        return by_parts(_segment_sum, src, indptr)
     num_edges, num_rows = src.shape[0], indptr.shape[0] - 1
     if sum_on_device.serves(src):
         _require_pointers(indptr, num_edges)

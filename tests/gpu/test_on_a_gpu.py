@@ -153,7 +153,7 @@ def test_sums_have_the_same_bits_in_each_run_and_are_right(dtype: torch.dtype):
     torch.testing.assert_close(totals[0].cpu(), reference.scatter_sum(values, index, 500), rtol=1e-2, atol=1e-2)
     plan = ScatterPlan.from_index(rows, 500)
     assert torch.equal(ops.scatter(there, rows, 0, dim_size=500, plan=plan), totals[0])
-    in_torch = sum_on_device.sum_in_torch(there, plan.rowptr, plan.perm)
+    in_torch = sum_on_device.reduce_in_torch(there, plan.rowptr, plan.perm)
     torch.testing.assert_close(in_torch, totals[0], rtol=1e-2, atol=1e-2)
 
 

@@ -150,11 +150,14 @@ def test_without_triton_torch_sums_and_differentiates_in_order(dtype: torch.dtyp
 def test_one_row_none_and_rows_without_edges():
     rows = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
     for rowptr, expected in (([0], []), ([0, 2], [[5, 10]]), ([0, 0, 2, 2], [[0, 0], [5, 10], [0, 0]])):
-        made = sum_on_device.sum_in_torch(rows, torch.tensor(rowptr, dtype=torch.int32), None)
+        made = sum_on_device.reduce_in_torch(rows, torch.tensor(rowptr, dtype=torch.int32), None)
         assert made.tolist() == expected
         assert made.shape[1] == 2
-    assert sum_on_device.sum_in_torch(rows[:0], torch.tensor([0, 0]), None).tolist() == [[0, 0]]
-    assert sum_on_device.sum_in_torch(rows, torch.tensor([0, 1, 2]), torch.tensor([1, 0])).tolist() == [[4, 8], [1, 2]]
+    assert sum_on_device.reduce_in_torch(rows[:0], torch.tensor([0, 0]), None).tolist() == [[0, 0]]
+    assert sum_on_device.reduce_in_torch(rows, torch.tensor([0, 1, 2]), torch.tensor([1, 0])).tolist() == [
+        [4, 8],
+        [1, 2],
+    ]
 
 
 @pytest.mark.parametrize("index", [[0, 3], [-1, 1]])
