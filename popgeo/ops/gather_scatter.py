@@ -193,9 +193,18 @@ gather_rows = register(
 )
 
 
-def rows_of_ends(x: Tensor, index: Tensor) -> Tensor:
-    """Return the row of `x` at each edge's index. On a GPU its gradient is a sum with the same bits in every run.
+def rows_along(x: Tensor, index: Tensor, dim: int, *plan: Any) -> Tensor:
+    """Return the entry of `x` at each index along a dimension, as `x.index_select(dim, index)`, by `gather_rows`."""
+    if x.dim() == 2 and dim in (0, -2):
+        return gather_rows(x, index, *plan)
+    moved = x.movedim(dim, 0)
+    rows = moved.reshape(moved.shape[0], moved.shape[1:].numel())
+    return gather_rows(rows, index, *plan).reshape(index.shape[0], *moved.shape[1:]).movedim(0, dim)
 
-    On a processor this is torch's own operation, whose gradient has one order, too. [num_edges, channels]
+
+def rows_of_ends(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
+    """Return the entry of `x` at each index. On a GPU its gradient is a sum with the same bits in every run.
+
+    On a processor this is torch's own `index_select`, whose gradient has one order, too.
     """
-    return gather_rows(x, index, None, None, 0) if sum_on_device.serves(x) else x.index_select(0, index)
+    return rows_along(x, index, dim, *NO_PLAN) if sum_on_device.serves(x) else x.index_select(dim, index)

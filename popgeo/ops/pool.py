@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from popgeo.ops import sum_on_device
 from popgeo.ops.scatter_by_index import scatter
 from popgeo.ops.scatter_plan import ScatterPlan
 from popgeo.ops.scatter_softmax import scatter_softmax
@@ -77,6 +78,8 @@ def max_or_nan(x: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None
         >>> max_or_nan(torch.tensor([[1.0], [torch.nan], [2.0]]), torch.tensor([0, 0, 1]), 3).flatten()
         tensor([nan, 2., 0.])
     """
+    if plan is None and sum_on_device.serves(x):
+        plan = ScatterPlan.from_index(index, num_rows)
     largest = scatter(x, index, dim=0, dim_size=num_rows, reduce="max", plan=plan)
     if not x.is_floating_point():
         return largest

@@ -44,12 +44,9 @@ def scatter_softmax(
         tensor([0.5000, 0.5000, 1.0000])
     """
     rows, arguments = _floating(src, index, dim, None, dim_size, plan)
-    if not sum_on_device.serves(rows.src):
-        return rows.restore_entries(_weights(rows.src, rows.index, rows.num_rows, *arguments))
-    rowptr, perm, _ = arguments
-    if rowptr is None:  # one plan for both passes
-        rowptr, perm = torch.ops.popgeo.plan(rows.index, rows.num_rows)
-    return rows.restore_entries(_SOFTMAX(rows.src, rows.index, rowptr, perm))
+    if sum_on_device.serves(rows.src):
+        return rows.restore_entries(_SOFTMAX(rows.src, rows.index, *arguments[:2]))
+    return rows.restore_entries(_weights(rows.src, rows.index, rows.num_rows, *arguments))
 
 
 @in_float32

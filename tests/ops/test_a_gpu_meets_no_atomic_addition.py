@@ -1,4 +1,4 @@
-"""All public operations, as a GPU runs them, with derivatives: no operation of torch that adds floats in random order.
+"""All public operations and models, as a GPU runs them: no operation of torch that adds floats in random order.
 
 Tensors in memory say here that they are on a GPU. With TRITON_INTERPRET=1 Triton's kernels run, otherwise plain torch.
 """
@@ -6,20 +6,25 @@ Tensors in memory say here that they are on a GPU. With TRITON_INTERPRET=1 Trito
 import inspect
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from popgeo import ops
 from popgeo.native import library
+from popgeo.nn import PaiNN, SchNet, energy_forces_and_stress
 from popgeo.nn.norm import NORMS
 from popgeo.ops import eager, sum_on_device
+from tests.contracts.test_models import MODELS, make_batch, make_model, pad, predict
+from tests.nn import test_forces
+from tests.nn.models import test_nbfnet
 
 # torch runs these on CUDA by atomic additions, or by a scan whose order differs between runs.
 ATOMIC = {"index_add", "index_reduce", "scatter_add", "scatter_reduce", "put", "embedding_dense_backward", "bincount"}
@@ -105,16 +110,16 @@ CASES: dict[str, Case] = {
 
 
 class Watch(TorchDispatchMode):
-    """A record of all operations of torch, and of operations on floats in random order."""
+    """A record of operations on floats in random order, and a count of sorts."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[str] = set()
         self.atomic: set[str] = set()
+        self.num_sorts = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__.rstrip("_")
-        self.seen.add(name)
+        self.num_sorts += name in ("sort", "argsort")
         adds = name in ATOMIC or (name in ACCUMULATE and (*args, *(kwargs or {}).values())[3:4] == (True,))
         if adds and any(isinstance(t, Tensor) and not_integer(t) for t in tree_leaves((args, kwargs))):
             self.atomic.add(name)
@@ -148,10 +153,10 @@ def say_on_a_gpu(patched: pytest.MonkeyPatch) -> None:
         patched.setattr(sum_on_device, "triton_kernels", lambda *file: None)
 
 
-def watched(case: Case) -> tuple[list[Tensor], Watch]:
+def watched(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Watch]:
     with pytest.MonkeyPatch.context() as patched, Watch() as watch:
         say_on_a_gpu(patched)
-        return passes(*case), watch
+        return run(), watch
 
 
 def test_all_public_operations_are_watched():
@@ -161,10 +166,22 @@ def test_all_public_operations_are_watched():
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_operation_adds_floats_in_random_order(name: str):
-    made, watch = watched(CASES[name])
+    made, watch = watched(lambda: passes(*CASES[name]))
     assert not watch.atomic
     for one, other in zip(made, passes(*CASES[name]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_call_and_its_gradients_share_one_sort():
+    for case in (
+        *(CASES[f"nn, {name}"] for name in ("graph_norm", "instance_norm")),
+        *(CASES[name] for name in ("global_softmax", "global_max_pool", "global_mean_pool")),
+        *(
+            (partial(getattr(ops, f"scatter_{name}"), index=DST, dim=0, dim_size=4), EDGES)
+            for name in ("std", "log_softmax")
+        ),
+    ):
+        assert watched(lambda case=case: passes(*case))[1].num_sorts == 1
 
 
 def test_an_atomic_addition_would_be_seen():
@@ -174,4 +191,53 @@ def test_an_atomic_addition_would_be_seen():
         (lambda x: x[SRC], "index_put"),
         (lambda x: x.cumsum(0), "cumsum"),
     ):
-        assert name in watched((function, X))[1].atomic
+        assert name in watched(lambda function=function: passes(function, X))[1].atomic
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    """Return the loss of a training step, of forces too for a model of atoms, and its gradients."""
+    batch = pad(make_batch(), 7, 7, 2)
+    pos = batch.pos.double().requires_grad_()
+    loss = predict(model, replace(batch, pos=pos)).square().sum()
+    if isinstance(model, SchNet | PaiNN):
+        (forces,) = torch.autograd.grad(loss, pos, create_graph=True)
+        loss = loss + forces.square().sum()
+    of_weights = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
+    return [loss.detach(), *(t for t in of_weights if t is not None)]
+
+
+def of_paths(aggregation: str) -> list[Tensor]:
+    model, q = test_nbfnet.make_model(aggregation), test_nbfnet.make_questions()
+    out = test_nbfnet.scores(model, q, tails=torch.stack([q.tail, q.head], 1))
+    return [out.detach(), *torch.autograd.grad(out.sum(), [*model.parameters()])]
+
+
+def of_stress() -> list[Tensor]:
+    torch.manual_seed(0)
+    model, (z, pos), cell = make_model("SchNet, pairs"), test_forces.crystal(), test_forces.CELL
+    edges, shift = test_forces.neighbors(pos, cell)
+    found = energy_forces_and_stress(
+        model, z, pos, torch.zeros_like(z), edges, edge_shift=shift, cell=cell[None], num_graphs=1
+    )
+    return [
+        *found,
+        *torch.autograd.grad(sum(t.square().sum() for t in found), [*model.parameters()], allow_unused=True),
+    ]
+
+
+STEPS: dict[str, Callable[[], list[Tensor]]] = {
+    **{name: lambda name=name: gradients(make_model(name)) for name in MODELS},
+    "NBFNet, sum": partial(of_paths, "sum"),
+    "NBFNet, pna": partial(of_paths, "pna"),
+    "stress": of_stress,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_training_step_of_a_model_adds_no_floats_in_random_order(name: str):
+    made, watch = watched(STEPS[name])
+    assert watch.atomic <= {"embedding_dense_backward"}  # torch sorts for it on CUDA
+    for one, other in zip(made, STEPS[name](), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)
