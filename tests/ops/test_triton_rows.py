@@ -33,8 +33,8 @@ def on_device(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleTyp
 def problem(dtype: torch.dtype, channels: int = 5) -> tuple[Tensor, Tensor]:
     """Return entries with ties, infinities and NaN, and their rows: row 3 is empty, row 5 has NaN only, row 0 -inf."""
     torch.manual_seed(0)
-    src, index = torch.randint(-3, 4, (60, channels)).to(dtype) / 2, torch.randint(7, (60,))  # some rows exceed a tile
-    index[index == 3] = 1
+    src, index = torch.randint(-3, 4, (60, channels)).to(dtype) / 2, torch.randint(7, (60,))
+    index[index == 3] = index[20:50] = 1  # more edges than a program reads at a time
     src[index == 5], src[index == 0], src[2, 1] = torch.nan, -torch.inf, torch.nan
     return src, index
 
