@@ -132,4 +132,4 @@ def describe() -> str:
     """
     if triton_kernels() is None:
         return "sums by torch.segment_reduce (Triton is not installed), all other operations by torch"
-    return "sums by Triton kernels, as extremes, softmax, cfconv and interaction, all other operations by torch"
+    return "sums by Triton kernels, as cfconv, interaction, extremes and softmax, all other operations by torch"
