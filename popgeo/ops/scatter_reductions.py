@@ -9,10 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
-from popgeo.ops.gather_scatter import NO_PLAN, SCATTER_ARGUMENTS, check_sum, fake_sum, gather_rows, pack_sum
+from popgeo.ops.gather_scatter import (
+    NO_PLAN,
+    SCATTER_ARGUMENTS,
+    check_sum,
+    fake_sum,
+    gather_rows,
+    pack_sum,
+    rows_of_ends,
+)
 from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64, check_plan_tensors, filled
 from popgeo.ops.refusals import explain, refuse_index
 from popgeo.ops.register_op import register
@@ -25,6 +34,9 @@ def _extremum(src: Tensor, index: Tensor, num_rows: int, *plan: Any, largest: bo
     check_sum(src, index, num_rows)
     _check_order(src)
     rowptr, perm, num_tiles = filled(plan, NO_PLAN)
+    if sum_on_device.serves(src):
+        rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
+        return sum_on_device.scatter_extremum(src, index, num_rows, rowptr, perm, largest)
     native = library.packed("popgeo_scatter_extremum")
     if native is None or src.device.type != "cpu" or src.dtype not in NATIVE_DTYPES:
         refuse_index("index", index, num_rows)
@@ -49,7 +61,11 @@ def _segment_extremum(src: Tensor, indptr: Tensor, *, largest: bool) -> tuple[Te
     if out is not None:
         return out, arg
     index = row_of_each_edge(indptr, src.shape[0])  # an additional row is for the edges outside the pointers
-    out, arg = reference.scatter_extremum(src, index, indptr.shape[0], largest=largest)
+    if sum_on_device.serves(src):
+        ends = F.pad(indptr, (0, 1), value=src.shape[0]).int()
+        out, arg = sum_on_device.scatter_extremum(src, index, indptr.shape[0], ends, None, largest)
+    else:
+        out, arg = reference.scatter_extremum(src, index, indptr.shape[0], largest=largest)
     return out[:-1], arg[:-1]
 
 
@@ -105,9 +121,7 @@ def _scatter_mul(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tenso
     check_sum(src, index, num_rows)
     if sum_on_device.serves(src):
         rowptr, perm = check_plan_tensors("index", index, num_rows, *filled(plan, NO_PLAN)[:2])
-        if rowptr is None:
-            rowptr, perm = sum_on_device.plan(index, num_rows)
-        return sum_on_device.sum_in_torch(src, rowptr, perm, "prod")
+        return sum_on_device.scatter_sum(src, index, num_rows, rowptr, perm, "prod")
     native = library.packed("popgeo_scatter_mul")
     if native is not None and src.is_cpu and src.dtype in NATIVE_DTYPES and src.dtype not in reference.HALVES:
         src, index = src.contiguous(), as_int64(index)
@@ -122,9 +136,9 @@ def _scatter_mul(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tenso
 def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     src, index, *_ = ctx.saved_tensors
     order = torch.argsort(index, stable=True)
-    others = _product_of_others(src.index_select(0, order), index.index_select(0, order))
-    back = torch.argsort(order)
-    return gather_rows(grad, index, None, None, 0) * others.index_select(0, back), *[None] * 5
+    others = _product_of_others(rows_of_ends(src, order), index.index_select(0, order))
+    others = rows_of_ends(others, torch.argsort(order)).conj()
+    return gather_rows(grad, index, None, None, 0) * others, *[None] * 5
 
 
 def _product_of_others(src: Tensor, index: Tensor) -> Tensor:

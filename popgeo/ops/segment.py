@@ -139,7 +139,12 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
     else:
         if is_direct(index):
             refuse_index("index", index.reshape(-1), src.shape[dim])
-        result = torch.gather(src, dim, full)
+        if src.is_cuda:  # the gradient of torch.gather adds in random order there
+            rows, at = src.movedim(dim, 0), full.movedim(dim, 0).reshape(shape[dim], -1)
+            at = at * at.shape[1] + torch.arange(at.shape[1], device=at.device)
+            result = gather(rows.reshape(-1), at.flatten()).reshape(shape[dim], *rows.shape[1:]).movedim(0, dim)
+        else:
+            result = torch.gather(src, dim, full)
     return result if out is None else out.copy_(result)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
-from popgeo.ops.gather_scatter import MIN_PARALLEL, sum_to_torch
+from popgeo.ops.gather_scatter import MIN_PARALLEL, by_parts, sum_to_torch
 from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64
 from popgeo.ops.register_op import register
 
@@ -80,6 +80,8 @@ def check_indptr(indptr: Tensor) -> None:
 
 def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
     check_indptr(indptr)
+    if src.is_complex():
+        return by_parts(_segment_sum, src, indptr)
     num_edges, num_rows = src.shape[0], indptr.shape[0] - 1
     if sum_on_device.serves(src):
         _require_pointers(indptr, num_edges)

@@ -154,7 +154,7 @@ def test_sums_have_the_same_bits_in_each_run_and_are_right(dtype: torch.dtype):
     torch.testing.assert_close(totals[0].cpu(), reference.scatter_sum(values, index, 500), rtol=1e-2, atol=1e-2)
     plan = ScatterPlan.from_index(rows, 500)
     assert torch.equal(ops.scatter(there, rows, 0, dim_size=500, plan=plan), totals[0])
-    in_torch = sum_on_device.sum_in_torch(there, plan.rowptr, plan.perm)
+    in_torch = sum_on_device.reduce_in_torch(there, plan.rowptr, plan.perm)
     torch.testing.assert_close(in_torch, totals[0], rtol=1e-2, atol=1e-2)
 
 
@@ -206,6 +206,28 @@ def test_products_and_forces_of_edges_have_the_same_bits_in_each_run():
     assert all(torch.equal(a, b) for other in results for a, b in zip(other, results[0], strict=True))
     expected = ops.scatter_mul(values, edge_index[0], 0, dim_size=500)
     torch.testing.assert_close(results[0][0].cpu(), expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_extremes_and_softmax_are_those_of_the_processor_with_the_same_bits_in_each_run(dtype: torch.dtype):
+    torch.manual_seed(0)
+    values, index = torch.randint(-50, 50, (20_000, 33)).to(dtype) / 8, torch.randint(500, (20_000,))  # with ties
+
+    def passes(device: str) -> list[Tensor]:
+        src, rows = values.to(device).requires_grad_(), index.to(device)
+        largest, at = ops.scatter_max(src, rows, 0, dim_size=500)
+        smallest, _ = ops.scatter_min(src, rows, 0, dim_size=500)
+        weight = ops.scatter_softmax(src, rows, 0, dim_size=500)
+        first = torch.autograd.grad((largest * smallest).sum() + weight.sin().sum(), src, create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), src)
+        return [t.detach().cpu() for t in (at, largest, smallest, weight, *first, *second)]
+
+    there, again, here = passes("cuda"), passes("cuda"), passes("cpu")
+    assert all(map(torch.equal, there, again))
+    assert all(map(torch.equal, there[:3], here[:3]))
+    close = {"rtol": 0.1, "atol": 0.1} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    for one, other in zip(there[3:], here[3:], strict=True):
+        torch.testing.assert_close(one, other, **close)
 
 
 def test_batches_arrive_whole_and_ahead():

@@ -168,14 +168,20 @@ class Recorder:
         return lambda *given: self.launches.append((self.kernel, given))
 
 
-def launches(
-    kernels: ModuleType, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[Any, tuple[Any, ...]]]:
-    """Return each kernel that the module launches, with its arguments."""
+def recorded(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Return a list that gets each kernel that the module launches, with its arguments."""
     found: list[tuple[Any, tuple[Any, ...]]] = []
     for name, kernel in vars(kernels).copy().items():
         if hasattr(kernel, "params"):
             monkeypatch.setattr(kernels, name, Recorder(kernel, found))
+    return found
+
+
+def launches(
+    kernels: ModuleType, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Return each kernel that the module launches, with its arguments."""
+    found = recorded(kernels, monkeypatch)
     torch.manual_seed(0)
     src, dst = torch.randint(7, (2, 40))
     x, grad, w = (torch.randn(rows, 33).to(dtype) for rows in (7, 7, 40))
@@ -184,7 +190,8 @@ def launches(
     start, weights, r = torch.zeros(40, dtype=torch.int32), torch.ones(40, 8, dtype=wide), torch.ones(40, dtype=wide)
     table = torch.ones(11, 33, dtype=wide)
     for order in (perm, None):
-        kernels.sum_rows(w, rowptr, order)
+        for product in (False, True):
+            kernels.sum_rows(w, rowptr, order, product)
         kernels.cfconv(x, w, src, rowptr, order)
     kernels.products(x, grad, src, dst)
     for scale, half_list in itertools.product((None, r), (False, True)):
@@ -194,6 +201,28 @@ def launches(
     return found
 
 
+def compiled_ahead(kernel: Any, given: tuple[Any, ...], capability: int) -> str:
+    """Compile a kernel for a GPU without atomic operations, and return its name."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    for parameter, value in zip(kernel.params, given, strict=True):
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        else:
+            signature[parameter.name] = f"*{TYPES[value.dtype]}" if isinstance(value, Tensor) else "i32"
+    compiled = triton.compile(
+        ASTSource(kernel, signature, constexprs=constants), target=GPUTarget("cuda", capability, 32)
+    )
+    assert f".target sm_{capability}" in compiled.asm["ptx"]
+    assert compiled.asm["cubin"]
+    assert not re.search(r"\b(atom|red)\.", compiled.asm["ptx"])
+    return kernel.fn.__name__
+
+
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("capability", [80, 90], ids="sm_{}".format)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -201,27 +230,7 @@ def test_kernels_compile_ahead_and_contain_no_atomic_operation(
     dtype: torch.dtype, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path
 ):
     kernels = kernels_if(interpreted=False)
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     with monkeypatch.context() as patched:
         found = launches(kernels, dtype, patched)
-    names = set()
-    for kernel, given in found:
-        signature: dict[str, str] = {}
-        constants: dict[str, Any] = {}
-        for parameter, value in zip(kernel.params, given, strict=True):
-            if parameter.is_constexpr:
-                signature[parameter.name], constants[parameter.name] = "constexpr", value
-            else:
-                signature[parameter.name] = f"*{TYPES[value.dtype]}" if isinstance(value, Tensor) else "i32"
-        compiled = triton.compile(
-            ASTSource(kernel, signature, constexprs=constants), target=GPUTarget("cuda", capability, 32)
-        )
-        assert f".target sm_{capability}" in compiled.asm["ptx"]
-        assert compiled.asm["cubin"]
-        assert not re.search(r"\b(atom|red)\.", compiled.asm["ptx"])
-        names.add(kernel.fn.__name__)
-    assert len(names) == 6
+    assert len({compiled_ahead(kernel, given, capability) for kernel, given in found}) == 6
