@@ -6,10 +6,18 @@ loader, and the ratio to eager PyG on ordinary batches. The lines of the CUDA gr
 1.5 at 512. Two trainings from the same seed must give bitwise equal weights. Without a CUDA device, the script prints a
 message and ends. `--device cpu` tries the same code on the processor; its times say nothing about a GPU. `--limits`
 prints the bytes and the arithmetic of SchNet's step, and the least time for them on an H100; it needs no GPU.
+
+`--waiting` prints the share of its time that a training loop waits for the loader; it needs no GPU, too. The step is
+emulated: it copies a batch into the step's inputs, as a CUDA graph's step does, and then sleeps until as much time has
+passed as the step took on an H100. A thread that sleeps holds neither Python's lock nor a core, as during a GPU's work.
+Copies to the device are copies in the processor's memory. Starts of epochs count.
 """
 
 import argparse
 import copy
+import os
+import platform
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -26,8 +34,9 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GINConv, TransformerConv, global_add_pool
 
 from popgeo import compile_step
+from popgeo.byte_block import ByteBlock, starts_in_one_block
 from popgeo.command_line import run
-from popgeo.data import FixedSizeOptions
+from popgeo.data import FixedSizeOptions, FlatStore
 from popgeo.datasets import Molecules
 from popgeo.filter_choice import filters_at_each_edge, parts_with_filters
 from popgeo.loader import FixedSizeDataLoader
@@ -37,6 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from compile_once import Distances
 
 GOALS = {32: 3.0, 512: 1.5}
+STEP_SECONDS = {32: 2.6e-3, 512: 7.9e-3}  # a step of SchNet in one CUDA graph on an H100
 
 
 class Loss(nn.Module):
@@ -176,13 +186,21 @@ def eager(model: nn.Module) -> Callable[..., Tensor]:
     return step
 
 
+def of_packed(batch: Any) -> tuple[Tensor, ...]:
+    """Return the arguments of `Loss` from a batch of fixed size."""
+    return batch.x, batch.pos, batch.edge_index, batch.batch, batch.y, batch.graphs_mask
+
+
+def packed_loader(graphs: Any, batch_size: int, **choices: Any) -> FixedSizeDataLoader:
+    """Return a loader of batches with about `batch_size` graphs."""
+    sizes = FixedSizeOptions.tune(graphs, batch_size, align=64 if batch_size > 64 else 8, verbose=False)
+    return FixedSizeDataLoader(graphs, fixed_size_options=sizes, fixed_size_strategy="Window", **choices)
+
+
 def bench(case: Case, batch_size: int, device: str, num_steps: int) -> None:
     """Print the lines of one model at one batch size."""
     backend = "cuda" if device == "cuda" else "cpu"
-    sizes = FixedSizeOptions.tune(case.graphs, batch_size, align=64 if batch_size > 64 else 8, verbose=False)
-    packed = FixedSizeDataLoader(
-        case.graphs, shuffle=True, fixed_size_options=sizes, fixed_size_strategy="Window", device=device
-    )
+    packed = packed_loader(case.graphs, batch_size, shuffle=True, device=device)
     ordinary = DataLoader(case.graphs, batch_size, shuffle=True)
     torch.manual_seed(0)
     first, peer = Loss(case.model()).to(device), Loss(case.peer()).to(device)
@@ -191,9 +209,6 @@ def bench(case: Case, batch_size: int, device: str, num_steps: int) -> None:
         there = batch.to(device, non_blocking=True)
         mask = torch.ones(batch.num_graphs, dtype=torch.bool, device=device)
         return there.x, there.pos, there.edge_index, there.batch, there.y, mask
-
-    def of_packed(batch: Any) -> tuple[Tensor, ...]:
-        return batch.x, batch.pos, batch.edge_index, batch.batch, batch.y, batch.graphs_mask
 
     ways: dict[str, tuple[Callable[..., Tensor], Any, Any]] = {
         "eager PyG, ordinary batches": (eager(copy.deepcopy(peer)), ordinary, of_ordinary),
@@ -208,7 +223,7 @@ def bench(case: Case, batch_size: int, device: str, num_steps: int) -> None:
     if device == "cpu":
         del ways["torch.compile(dynamic=True)"]  # compiling takes a minute and says nothing about a GPU
     graphs_of = {ordinary: len(case.graphs) / len(ordinary), packed: len(case.graphs) / len(packed)}
-    print(f"\n{case.name}, {batch_size} graphs per batch, packed into {sizes}")
+    print(f"\n{case.name}, {batch_size} graphs per batch, packed into {packed.fixed_size_options}")
     base = 0.0
     for name, (step, loader, inputs) in ways.items():
         seconds, waited = measure(step, loader, inputs, num_steps)
@@ -243,11 +258,10 @@ def weights_after(
 
 def print_limits(case: Case, batch_size: int) -> None:
     """Print the least bytes, arithmetic and times of a step on one packed batch."""
-    sizes = FixedSizeOptions.tune(case.graphs, batch_size, align=64 if batch_size > 64 else 8, verbose=False)
-    loader = FixedSizeDataLoader(case.graphs, fixed_size_options=sizes, fixed_size_strategy="Window")
+    loader = packed_loader(case.graphs, batch_size)
     batch = next(iter(loader))
-    inputs = batch.x, batch.pos, batch.edge_index, batch.batch, batch.y, batch.graphs_mask
-    print(f"\n{case.name}, {batch_size} graphs per batch, packed into {sizes}")
+    inputs = of_packed(batch)
+    print(f"\n{case.name}, {batch_size} graphs per batch, packed into {loader.fixed_size_options}")
     peer, own = Loss(case.peer()), Loss(case.model())
     for part in parts_with_filters(own):
         part.refine_filters()
@@ -257,6 +271,45 @@ def print_limits(case: Case, batch_size: int) -> None:
     print(f"  popgeo, filters on a grid:    {limits_of(own, inputs)}")
 
 
+def emulated_step(seconds: float) -> Callable[..., Tensor]:
+    """Return a step that takes as long as a GPU's step; it copies batches of fixed size as a CUDA graph's step does."""
+    held: list[ByteBlock] = []
+
+    def step(*given: Tensor) -> Tensor:
+        end = time.perf_counter() + seconds
+        if given:
+            if not held:
+                held.append(ByteBlock([(one.shape, one.dtype) for one in given], starts=starts_in_one_block(given)))
+            held[0].fill(given)
+        time.sleep(max(0.0, end - time.perf_counter()))  # until a deadline, in C
+        return torch.zeros(())
+
+    return step
+
+
+def print_waiting(case: Case, batch_size: int, num_epochs: int) -> None:
+    """Print the shares of its time that a loop with an emulated step waits for PyG's and popgeo's loaders."""
+    store = FlatStore.from_dataset(case.graphs)
+    ordinary = {
+        f"PyG's DataLoader, {n} workers": DataLoader(case.graphs, batch_size, shuffle=True, num_workers=n)
+        for n in (0, 2)
+    }
+    packed = {
+        "popgeo, a list of graphs": packed_loader(case.graphs, batch_size, shuffle=True, device="cpu"),
+        "popgeo, a FlatStore (goal: 5.0 %)": packed_loader(store, batch_size, shuffle=True, device="cpu"),
+    }
+    seconds = STEP_SECONDS.get(batch_size, STEP_SECONDS[32])
+    print(f"\n{case.name}, {batch_size} graphs per batch, {1e3 * seconds:.1f} ms per emulated step")
+    for name, loader in {**ordinary, **packed}.items():
+
+        def inputs(batch: Any, copies: bool = name in packed) -> tuple[Tensor, ...]:
+            return of_packed(batch) if copies else ()
+
+        num_steps = (num_epochs if name in packed else 1) * len(loader)
+        shares = [measure(emulated_step(seconds), loader, inputs, num_steps)[1] for _ in range(3)]
+        print(f"  {name:34} waited {statistics.median(shares):5.1%} of the time", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -264,7 +317,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--quick", action="store_true", help="use few graphs and steps of SchNet; takes seconds")
     parser.add_argument("--limits", action="store_true", help="count bytes and operations instead; needs no GPU")
+    parser.add_argument("--waiting", action="store_true", help="measure waiting with an emulated step; needs no GPU")
     options = parser.parse_args()
+    if options.waiting:
+        torch.set_num_threads(1)
+        print(f"on {platform.processor() or platform.machine()} with {os.cpu_count()} cores, torch {torch.__version__}")
+        for case in make_cases(64 if options.quick else 8192, 8)[: 1 if options.quick else 2]:
+            for batch_size in [8] if options.quick else options.batch_sizes:
+                print_waiting(case, batch_size, 1 if options.quick else 3)
+        return
     if options.limits:
         case = make_cases(32 if options.quick else 2048, 8 if options.quick else 128)[0]
         for batch_size in [8] if options.quick else options.batch_sizes:

@@ -57,10 +57,19 @@ class BatchMemory:
         num_batches: The number of batches.
         pin_memory: Whether the memory is page-locked.
         group: Batches in one item.
+        tensors: The tensors. Default: new tensors.
     """
 
-    def __init__(self, layout: Layout, num_batches: int, *, pin_memory: bool = False, group: int = 1) -> None:
-        self.tensors = tensors = [
+    def __init__(
+        self,
+        layout: Layout,
+        num_batches: int,
+        *,
+        pin_memory: bool = False,
+        group: int = 1,
+        tensors: list[Tensor] | None = None,
+    ) -> None:
+        self.tensors = tensors = tensors or [
             torch.empty((num_batches, *slot.shape), dtype=slot.dtype, pin_memory=pin_memory) for slot in layout.slots
         ]
         if group > 1:

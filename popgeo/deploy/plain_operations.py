@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,6 +64,12 @@ def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
     return reference.scatter_sum(src, _row_of_each_edge(indptr, src.shape[0]), indptr.shape[0])[:-1]
 
 
+def _segment_extremum(src: Tensor, indptr: Tensor, *, largest: bool) -> tuple[Tensor, Tensor]:
+    row = _row_of_each_edge(indptr, src.shape[0])
+    out, arg = reference.scatter_extremum(src, row, indptr.shape[0], largest=largest)
+    return out[:-1], arg[:-1]
+
+
 def _row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
     """Return the row of each edge, or the number of rows for an edge outside all rows, [num_edges]."""
     starts = indptr.new_zeros(num_edges + 1).scatter_add(0, indptr.long(), torch.ones_like(indptr))
@@ -84,6 +91,8 @@ _PLAIN: dict[Any, Callable[..., Any]] = {
     _OURS.scatter_mul.default: lambda src, index, num_rows, *_: reference.scatter_mul(src, index, num_rows),
     _OURS.scatter_max.default: lambda *given: reference.scatter_extremum(*given[:3], largest=True),
     _OURS.scatter_min.default: lambda *given: reference.scatter_extremum(*given[:3], largest=False),
+    _OURS.segment_max.default: partial(_segment_extremum, largest=True),
+    _OURS.segment_min.default: partial(_segment_extremum, largest=False),
     _OURS.cfconv.default: lambda *given: reference.cfconv(*given[:5]),
     _OURS.cfconv_backward.default: lambda *given: reference.cfconv_backward(*given[:5]),
     _OURS.shifted_softplus.default: _shifted_softplus,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from popgeo.byte_block import ByteBlock
+from popgeo.byte_block import ByteBlock, starts_in_one_block
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.held_state import in_modes
@@ -224,7 +224,9 @@ class StaticInputs:
     """The inputs of a captured step on a device, filled by asynchronous copies through two staging blocks in turn.
 
     A call's tensors in ordinary memory are written into a page-locked block. One copy on a separate stream moves this
-    block to the device while the previous step still runs. A second copy, on the device, fills the step's inputs.
+    block to the device while the previous step still runs. A second copy, on the device, fills the step's inputs. It is
+    the only copy if the tensors are on the device in one block, as a loader with `device=` delivers them. The inputs
+    have the layout of the first call's block. A call waits until the update before the previous one has begun.
 
     Args:
         like: Tensors with the shapes and types of one call.
@@ -239,22 +241,23 @@ class StaticInputs:
     def __init__(self, like: Sequence[Tensor], device: torch.device, cuda: Any = torch.cuda) -> None:
         kinds = [(tensor.shape, tensor.dtype) for tensor in like]
         self._cuda, self._device = cuda, device
-        self._block = ByteBlock(kinds, device=device)
+        starts = starts_in_one_block(like)
+        self._block = ByteBlock(kinds, starts=starts, device=device)
         self.tensors, self.nbytes = self._block.tensors, self._block.memory.nbytes
         self._stream = cuda.Stream(device)
-        self._stages = itertools.cycle([_Stage(kinds, device, cuda) for _ in range(2)])
+        self._stages = itertools.cycle([_Stage(kinds, starts, device, cuda) for _ in range(2)])
 
     def fill(self, tensors: Sequence[Tensor]) -> None:
         """Copy a call's tensors into the step's inputs; work queued later on the current stream sees them."""
+        stage, current = next(self._stages), self._cuda.current_stream(self._device)
         if any(tensor.device.type != "cpu" for tensor in tensors):
-            for place, tensor in zip(self.tensors, tensors, strict=True):
-                place.copy_(tensor.detach(), non_blocking=True)
+            stage.is_free.synchronize()  # otherwise calls would pile up, each with a batch in the device's memory
+            self._block.fill(tensors)
+            stage.is_free.record(current)
             return
-        stage = next(self._stages)
         stage.has_arrived.synchronize()  # an earlier copy may still read this block
         for place, tensor in zip(stage.host.tensors, tensors, strict=True):
             place.copy_(tensor.detach())
-        current = self._cuda.current_stream(self._device)
         with self._cuda.stream(self._stream):
             self._stream.wait_event(stage.is_free)
             stage.there.memory.copy_(stage.host.memory, non_blocking=True)
@@ -267,7 +270,14 @@ class StaticInputs:
 class _Stage:
     """A page-locked block and a block on the device, each with an event that signals when the block is free."""
 
-    def __init__(self, kinds: Sequence[tuple[Sequence[int], torch.dtype]], device: torch.device, cuda: Any) -> None:
-        self.host = ByteBlock(kinds, pin_memory=device.type == "cuda")
-        self.there = ByteBlock(kinds, device=device)
-        self.has_arrived, self.is_free = cuda.Event(), cuda.Event()
+    def __init__(
+        self,
+        kinds: Sequence[tuple[Sequence[int], torch.dtype]],
+        starts: Sequence[int] | None,
+        device: torch.device,
+        cuda: Any,
+    ) -> None:
+        self.host = ByteBlock(kinds, starts=starts, pin_memory=device.type == "cuda")
+        self.there = ByteBlock(kinds, starts=starts, device=device)
+        # A thread that waits for these leaves its core to the thread that makes batches.
+        self.has_arrived, self.is_free = cuda.Event(blocking=True), cuda.Event(blocking=True)

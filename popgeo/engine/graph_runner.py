@@ -88,8 +88,8 @@ class GraphRunner:
         given |= dict(zip(new, self._inputs, strict=True))
         self.runs = self._with_copies(self._place_outputs(places or {}, given), given)
         # The check reads the operands after the operation, so no result may overwrite them.
-        tensors, buffers = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
-        self.buffer_bytes = sum(tensor.nbytes for tensor in (*buffers, *self._inputs))
+        tensors, buffer = place_values(self.runs, given, overwrites_operands=not floating_point_exceptions)
+        self.buffer_bytes = sum(tensor.nbytes for tensor in (buffer, *self._inputs))
         check = _check if floating_point_exceptions else None
         self.program = BoundProgram(self.runs, tensors, new if follows_inputs else (), check, pauses)
         self._follows = self.program.follows or [False] * len(new)

@@ -2,13 +2,17 @@
 
 import copy
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
+from popgeo import largest_graph
 from popgeo.byte_block import ByteBlock
+from popgeo.data.batch_contents import Layout
+from popgeo.data.cut import BatchMemory
 from popgeo.loader.prefetch import in_background
 
 FEATURES = ("x", "edge_attr")
@@ -18,8 +22,9 @@ FEATURES = ("x", "edge_attr")
 class DeviceFeed:
     """A feed that copies batches to a device ahead of time, on a separate thread and stream.
 
-    Each batch is written into a page-locked block of memory and converted on the way. One asynchronous copy moves the
-    block, and the resulting batch consists of views of it. On the processor the same code runs without streams.
+    Each batch is written into a page-locked block of memory and converted on the way; a loader of this package puts
+    batches together in that block. One asynchronous copy moves the block, and the resulting batch consists of views of
+    the copy. On the processor the same code runs without streams.
 
     Args:
         device: Device of the resulting batches.
@@ -50,61 +55,146 @@ class DeviceFeed:
         self._ahead, self._dtypes = batches_ahead, _by_name(feature_dtype)
         self._must_exist = isinstance(feature_dtype, Mapping)
         self._cuda: Any = cuda or (torch.cuda if self.device.type == "cuda" else torch.cpu)
-        self._kinds: list[tuple[Any, ...]] = []
-        self._stages: list[tuple[ByteBlock, Any]] = []
-        self._stream = self._cuda.Stream(self.device)
+        self._idle: list[FeedPass] = []
 
     def feed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches in the same order, on the device, ready for later work on the current stream."""
-        for batch, block, has_arrived in in_background(map(self._copy, batches), self._ahead):
-            current = self._cuda.current_stream(self.device)
+        return begin_pass(self).feed(batches)
+
+    def _end(self, one: "FeedPass") -> None:
+        """Keep the blocks of a pass for the next pass."""
+        self._idle[:] = [one]
+
+    def _kind(self, name: str, tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+        """Return the shape and the type of an attribute on the device.
+
+        Raises:
+            ValueError: the attribute is to be converted, but is not a floating-point tensor.
+        """
+        wanted = self._dtypes.get(name)
+        if wanted is None or (not self._must_exist and not tensor.is_floating_point()):
+            return tuple(tensor.shape), tensor.dtype
+        if not tensor.is_floating_point():
+            raise ValueError(f"feature_dtype asks for {name} as {wanted}, but it is {tensor.dtype}. Leave it out.")
+        return tuple(tensor.shape), wanted
+
+    def _require(self, names: set[str]) -> None:
+        """Raise if batches lack an attribute that is to be converted.
+
+        Raises:
+            ValueError: an attribute is missing.
+        """
+        missing = sorted(set(self._dtypes) - names) if self._must_exist else []
+        if missing:
+            raise ValueError(f"feature_dtype names {missing}, which batches do not have; they have {sorted(names)}.")
+
+
+class FeedPass:
+    """One pass of a feed over batches, with two page-locked blocks of memory that take turns.
+
+    Args:
+        of: The feed.
+    """
+
+    def __init__(self, of: DeviceFeed) -> None:
+        self._of, self._cuda, self._stream = of, of._cuda, of._cuda.Stream(of.device)
+        self._kinds: list[tuple[Any, ...]] = []
+        self._stages: list[_Stage] = []
+
+    def feed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches in the same order, on the device, ready for later work on the current stream."""
+        for batch, block, has_arrived in in_background(self._copies(batches), self._of._ahead):
+            current = self._cuda.current_stream(self._of.device)
             current.wait_event(has_arrived)
             if block.memory.is_cuda:
                 block.memory.record_stream(current)  # keeps the memory while that stream may read it
             yield batch
 
+    def memory(self, layout: Layout, group: int) -> BatchMemory | None:
+        """Return memory for the next item in the block whose turn it is, as soon as no copy reads the block.
+
+        The source must fill it and yield the item on the thread that calls this method. Attributes to be converted have
+        memory outside of the block. The result is None before the first item, whose tensors decide the block.
+
+        Args:
+            layout: Layout of a batch.
+            group: Batches in one item.
+        """
+        if not self._stages:
+            return None
+        stage = self._stages[0]
+        stage.is_free.synchronize()
+        if stage.memory is None or stage.layout is not layout or stage.group != group:
+            places, tensors = dict(zip(self._names, stage.host.tensors, strict=True)), []
+            for slot in layout.slots:
+                shape, place = (group, *slot.shape), places.get((slot.store, slot.name))
+                if place is None or place.dtype != slot.dtype or place.numel() != prod(shape):
+                    place = torch.empty(shape, dtype=slot.dtype)
+                tensors.append(place.view(shape))
+            stage.memory = BatchMemory(layout, group, group=group, tensors=tensors)
+            stage.layout, stage.group = layout, group
+        stage.is_lent = True
+        return stage.memory
+
+    def _copies(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, ByteBlock, Any]]:
+        try:
+            yield from map(self._copy, batches)
+        finally:  # no thread writes to the blocks any more
+            self._of._end(self)
+
     def _copy(self, batch: Any) -> tuple[Batch, ByteBlock, Any]:
-        stores = [batch._asdict()] if hasattr(batch, "_asdict") else batch.stores
+        is_tuple = hasattr(batch, "_asdict")
+        stores = [batch._asdict()] if is_tuple else batch.stores
         names = [(i, name) for i, store in enumerate(stores) for name in store.keys() if torch.is_tensor(store[name])]  # noqa: SIM118
         tensors = [stores[i][name] for i, name in names]
-        kinds = [(tuple(t.shape), self._dtype(name, t)) for (_, name), t in zip(names, tensors, strict=True)]
+        kinds = [self._of._kind(name, tensor) for (_, name), tensor in zip(names, tensors, strict=True)]
         if kinds != self._kinds:
-            self._make_stages(kinds, {name for _, name in names})
-        host, is_free = self._stages[0]
+            self._of._require({name for _, name in names})
+            with self._cuda.stream(self._stream):
+                self._stages = [_Stage(kinds, self._of, self._cuda) for _ in range(2)]
+            keys = [None] if is_tuple else [store._key for store in stores]
+            self._kinds, self._names = kinds, [(keys[i], name) for i, name in names]
+        stage = self._stages[0]
         self._stages.reverse()  # they take turns
-        is_free.synchronize()  # until the last copy from this block has ended
-        for place, tensor in zip(host.tensors, tensors, strict=True):
-            place.copy_(tensor)
+        stage.is_free.synchronize()  # until the last copy from this block has ended
+        for place, tensor in zip(stage.host.tensors, tensors, strict=True):
+            if place.data_ptr() != tensor.data_ptr():  # otherwise the source has written it there
+                place.copy_(tensor)
         with self._cuda.stream(self._stream):
-            there = ByteBlock(kinds, device=self.device)
-            there.memory.copy_(host.memory, non_blocking=True)
-        is_free.record(self._stream)
+            there = ByteBlock(kinds, device=self._of.device)
+            there.memory.copy_(stage.host.memory, non_blocking=True)
+        stage.is_free.record(self._stream)
         has_arrived = self._cuda.Event()
         has_arrived.record(self._stream)
-        if hasattr(batch, "_asdict"):
+        for new, old in zip(there.tensors, tensors, strict=True):
+            if (largest := largest_graph.noted([old])) is not None:
+                largest_graph.note(new, largest)
+        if is_tuple:
             return type(batch)(*there.tensors), there, has_arrived
-        result = copy.copy(batch)
+        result = batch if stage.is_lent else copy.copy(batch)  # the user's batches stay as they are
+        stage.is_lent = False
         stores = result.stores
         for (i, name), tensor in zip(names, there.tensors, strict=True):
             stores[i][name] = tensor
         return result, there, has_arrived
 
-    def _make_stages(self, kinds: list[tuple[Any, ...]], names: set[str]) -> None:
-        missing = sorted(set(self._dtypes) - names) if self._must_exist else []
-        if missing:
-            raise ValueError(f"feature_dtype names {missing}, which batches do not have; they have {sorted(names)}.")
-        self._kinds = kinds
-        pinned = self.device.type == "cuda"
-        with self._cuda.stream(self._stream):
-            self._stages = [(ByteBlock(kinds, pin_memory=pinned), self._cuda.Event()) for _ in range(2)]
 
-    def _dtype(self, name: str, tensor: Tensor) -> torch.dtype:
-        wanted = self._dtypes.get(name)
-        if wanted is None or (not self._must_exist and not tensor.is_floating_point()):
-            return tensor.dtype
-        if not tensor.is_floating_point():
-            raise ValueError(f"feature_dtype asks for {name} as {wanted}, but it is {tensor.dtype}. Leave it out.")
-        return wanted
+def begin_pass(feed: DeviceFeed) -> FeedPass:
+    """Return a new pass of a feed. Passes that run at the same time have separate blocks of memory."""
+    try:
+        return feed._idle.pop()
+    except IndexError:  # empty, or another thread was faster
+        return FeedPass(feed)
+
+
+class _Stage:
+    """A page-locked block, the event after the last copy from it, and the block as memory of a batch."""
+
+    def __init__(self, kinds: list[tuple[Any, ...]], of: DeviceFeed, cuda: Any) -> None:
+        self.host, self.is_free = ByteBlock(kinds, pin_memory=of.device.type == "cuda"), cuda.Event()
+        self.memory: BatchMemory | None = None
+        self.layout: Layout | None = None
+        self.group, self.is_lent = 0, False
 
 
 def _by_name(choice: torch.dtype | Mapping[str, torch.dtype] | None) -> dict[str, torch.dtype]:

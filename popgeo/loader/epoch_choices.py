@@ -93,7 +93,8 @@ class EpochChoices:
         num_buffers: Number of items that share reused memory, which saves time: an item is overwritten once
             `num_buffers // 2` more are drawn. Default: 0, new memory for each item.
         background: Whether a thread makes the coming batches while one is in use.
-        device: Device that batches are copied to ahead of time, `"cpu"` or `"cuda"`. See `DeviceFeed`.
+        device: Device that batches are copied to ahead of time, `"cpu"` or `"cuda"`, by a thread that also makes them.
+            See `DeviceFeed`.
         batches_ahead: Number of batches that are copied ahead to `device`.
         feature_dtype: Smaller floating-point type for `x` and `edge_attr`, or a type for each named attribute. Needs
             `device`.

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from popgeo.data.bridges import as_arrays
 from popgeo.did_you_mean import names_arguments
-from popgeo.loader.device_feed import DeviceFeed
+from popgeo.loader.device_feed import DeviceFeed, begin_pass
 from popgeo.loader.epoch_choices import EpochArguments, EpochChoices
 from popgeo.loader.make_batches import BatchMaker
 from popgeo.loader.run import EpochPlan, Run
@@ -191,14 +191,16 @@ class EpochLoader(DataLoader):
             yield item
 
     def _batches(self, run: Run, plan: EpochPlan) -> Iterator[Any]:
-        made = self._maker.make(plan.packs, plan.shard.group, run.position, plan.key)
+        feed = None if self._feed is None else begin_pass(self._feed)
+        lend = None if feed is None else feed.memory
+        made = self._maker.make(plan.packs, plan.shard.group, run.position, plan.key, lend)
         items = (batch for batches in made for batch in batches)
-        if self._feed is not None:
-            items = self._feed.feed(items)  # type: ignore[assignment]  # both are iterators
+        if feed is not None:
+            items = feed.feed(items)  # type: ignore[assignment]  # both are iterators
         waiting = self.waiting = Waiting()  # another pass may begin one of its own
         is_whole = False
         try:
-            for batch in waiting.of(items):
+            for batch in waiting.of(items, run.began):
                 self._epochs.give(run)
                 yield as_arrays(batch) if self._as_arrays else batch
             is_whole = True

@@ -7,18 +7,20 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch
 
+from popgeo.data.batch_contents import Layout
 from popgeo.data.cut import BatchMemory, note_largest
 from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.prefetch import in_background
 from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
 
+Lend: TypeAlias = Callable[[Layout, int], BatchMemory | None]
 _STARTING_WORKERS = threading.Lock()  # two forks at a time would each copy half of the other's state
 
 
@@ -41,7 +43,9 @@ class BatchMaker:
         weakref.finalize(self, self._idle.clear)
         self._made_for = 1
 
-    def make(self, packs: Packs, group: int, start: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
+    def make(
+        self, packs: Packs, group: int, start: int, key: tuple[int, int], lend: Lend | None = None
+    ) -> Iterator[list[Batch]]:
         """Return an iterator over the items of an epoch. A few items are made at a time.
 
         Args:
@@ -49,6 +53,7 @@ class BatchMaker:
             group: Batches in one item.
             start: Number of items to leave out because they have been used.
             key: Seed and epoch, for random draws.
+            lend: Returns the memory of the next item, or None for new memory. Default: this object decides.
         """
         packs = Packs(packs.indices, packs.ptr)[start * group :]  # workers need not receive skipped packs
         if group != self._made_for:
@@ -56,8 +61,15 @@ class BatchMaker:
             self._made_for = group
         if self.of_torch.get("num_workers", 0) > 0:
             return self._from_workers(packs, group, key)
+        if lend is not None and self.source.layout is not None and self.source.asks_batch_by_batch:
+            return self._items(packs, group, key, partial(lend, self.source.layout, group))
         chunks = self._chunks(packs, group, key)
         return in_background(chunks) if self.background else chunks
+
+    def _items(self, packs: Packs, group: int, key: tuple[int, int], lend: Callable[[], Any]) -> Iterator[list[Batch]]:
+        for start in range(0, len(packs), group):
+            self.source.expect(packs, start)
+            yield self.source.cut(packs[start : start + group], key, group, lend())
 
     def _from_workers(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         starts = range(0, len(packs), group)

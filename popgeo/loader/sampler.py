@@ -5,6 +5,7 @@ the number of the epoch, selects the shard of this process, and stores the posit
 continues. A loader then makes the batches from the indices.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -198,6 +199,7 @@ class EpochSampler:
             ValueError: the epoch had different batches when the state was taken, or a copy would use some batches
                 twice.
         """
+        began = time.perf_counter()
         self.packer.check_unchanged()
         at = self._run
         if not at.used or at.has_started:  # a pass that continues has drawn before
@@ -218,7 +220,7 @@ class EpochSampler:
                 )
         self._run = run = Run(plan.key[1]) if at.has_started else Run(at.epoch, at.used, at.resumes)
         run.go_on(plan.shard)
-        run.has_started, run.is_copy, self._is_loaded = True, is_copy, False
+        run.began, run.has_started, run.is_copy, self._is_loaded = began, True, is_copy, False
         run.beside = None if self._given is None or self._given.is_over else self._given
         return run, plan
 

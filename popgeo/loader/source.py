@@ -35,10 +35,12 @@ class BatchSource(ABC):
     Attributes:
         collater: Makes a batch from a list of graphs; None if batches are not made from lists.
         layout: Layout of a batch; None if `cut` ignores the memory that it is given.
+        asks_batch_by_batch: Whether a call for several batches saves no request to a feature store.
     """
 
     collater: Any = None
     layout: Layout | None = None
+    asks_batch_by_batch: bool = True
 
     @abstractmethod
     def cut(self, packs: Packs, key: tuple[int, int], group: int, memory: BatchMemory | None = None) -> "list[Batch]":

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, eq, is_
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -47,10 +47,10 @@ class TensorVersions:
             self._look(dataset)
         owned, orders = _contents(dataset)
         stores = [store for _, store in owned]
-        now = [*chain.from_iterable(map(dict.values, stores))]
-        # Each line is a loop in C, so that epochs of many small graphs do not wait.
-        is_same = len(now) == len(self._values) and all(map(is_, now, self._values))
-        is_same = is_same and self._names == [*map(tuple, stores)] and self._versions == [*map(_version, self._tensors)]
+        # Each line is a loop in C, without lists of new objects, so that epochs of many small graphs do not wait.
+        is_same = len(stores) == len(self._names) and all(map(eq, self._names, map(tuple, stores)))
+        is_same = is_same and all(map(is_, chain.from_iterable(map(dict.values, stores)), self._values))
+        is_same = is_same and self._versions == [*map(_version, self._tensors)]
         if len(orders) != len(self._orders) or not all(map(np.array_equal, orders, self._orders)):
             return "the order of its graphs"
         return None if is_same else self._difference(owned)

@@ -13,7 +13,7 @@ class Waiting:
     """The time that the consumer of an epoch waited for items.
 
     Attributes:
-        seconds: Total time from each request to its item; the first item takes longest.
+        seconds: Total time from each request to its item. The first item takes longest: the epoch is planned before it.
         items: Number of items.
         between: Total seconds from each item to the next request, while the consumer works.
     """
@@ -33,15 +33,19 @@ class Waiting:
         total = self.seconds + self.between
         return self.seconds / total if total else 0.0
 
-    def of(self, items: Iterator[T]) -> Iterator[T]:
+    def of(self, items: Iterator[T], began: float | None = None) -> Iterator[T]:
         """Yield the items, and measure their number and the time until each arrives.
+
+        Args:
+            items: The items.
+            began: Time of `time.perf_counter` at which the first item was requested. Default: now.
 
         Example:
             >>> waiting = Waiting()
             >>> list(waiting.of(iter("ab"))), waiting.items
             (['a', 'b'], 2)
         """
-        asked = time.perf_counter()
+        asked = time.perf_counter() if began is None else began
         for item in items:
             given = time.perf_counter()
             self.seconds += given - asked

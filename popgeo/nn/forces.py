@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from popgeo.ops.gather_scatter import rows_of_ends
 from popgeo.ops.refusals import check_shapes
 
 
@@ -117,5 +118,5 @@ def volumes(cell: Tensor) -> Tensor:
 
 def _strained(vectors: Tensor, strain: Tensor, graph: Tensor) -> Tensor:
     """Return the displacement of each vector under its graph's strain: [n, 3], [num_graphs, 3, 3], [n] -> [n, 3]."""
-    moves = [vectors[:, k : k + 1] * strain[:, k].index_select(0, graph) for k in range(3)]
+    moves = [vectors[:, k : k + 1] * rows_of_ends(strain[:, k], graph) for k in range(3)]
     return moves[0] + moves[1] + moves[2]

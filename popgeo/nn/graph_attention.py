@@ -13,6 +13,7 @@ from popgeo.filter_choice import is_one_form_of_any_shape
 from popgeo.ops import gather
 from popgeo.ops.eager import is_plain
 from popgeo.ops.exp_or_zero import least_exponent
+from popgeo.ops.gather_scatter import rows_of_ends
 from popgeo.ops.neighbor_candidates import fit_windows, graph_sizes
 from popgeo.ops.refusals import check_shapes, require
 
@@ -177,7 +178,7 @@ class SameGraph:
         """
         if self.form is AttentionForm.PACK:
             place = self.place.clamp(max=pairs.size(1) - 1)
-            return pairs.index_select(1, place).permute(2, 0, 1).unsqueeze(0).contiguous()
+            return rows_of_ends(pairs, place, 1).permute(2, 0, 1).unsqueeze(0).contiguous()
         check_shapes("Make max_num_nodes of bias and model the same.", pairs=(pairs, (None, self.width, None)))
         return self.lay_out(pairs).permute(0, 3, 1, 2).contiguous()
 

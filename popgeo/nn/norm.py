@@ -2,13 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from popgeo.ops import gather, global_add_pool, global_mean_pool
+from popgeo.ops import ScatterPlan, gather, global_add_pool, scatter, sum_on_device
 from popgeo.ops.half_precision import in_float32
 from popgeo.ops.refusals import check_choice
 
@@ -170,11 +171,10 @@ class GraphNorm(Norm):
     @in_float32
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
         """Return features that are normalised over each graph, except for a learned share of the mean."""
-        batch, num_graphs = _graphs(x, batch, num_graphs, nodes_mask)
-        mean = global_mean_pool(x, batch, num_graphs)
-        out = x - gather(mean, batch) * self.mean_scale
-        var = global_mean_pool(out.square(), batch, num_graphs)
-        return self.weight * out * gather((var + self.eps).rsqrt(), batch) + self.bias
+        _, mean_of, at_nodes = _graphs(x, batch, num_graphs, nodes_mask)
+        out = x - at_nodes(mean_of(x)) * self.mean_scale
+        var = mean_of(out.square())
+        return self.weight * out * at_nodes((var + self.eps).rsqrt()) + self.bias
 
     def extra_repr(self) -> str:
         """Return the settings that `repr` shows."""
@@ -215,16 +215,16 @@ class InstanceNorm(Norm, nn.InstanceNorm1d):
     @in_float32
     def normalize(self, x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> Tensor:
         """Return features that are normalised over each graph."""
-        batch, num_graphs = _graphs(x, batch, num_graphs, nodes_mask)
+        batch, mean_of, at_nodes = _graphs(x, batch, num_graphs, nodes_mask)
         if self.track_running_stats and not self.training:
             out = (x - self.running_mean) * (self.running_var.to(x.dtype) + self.eps).rsqrt()
         else:
-            mean = global_mean_pool(x, batch, num_graphs)
-            out = x - gather(mean, batch)
-            var = global_mean_pool(out.square(), batch, num_graphs)
+            mean = mean_of(x)
+            out = x - at_nodes(mean)
+            var = mean_of(out.square())
             if self.track_running_stats:
                 self._track(mean, var, batch, nodes_mask)
-            out = out * gather((var + self.eps).rsqrt(), batch)
+            out = out * at_nodes((var + self.eps).rsqrt())
         return out * self.weight + self.bias if self.affine else out
 
     @torch.no_grad()
@@ -265,12 +265,20 @@ def _unbiased(var: Tensor, num_nodes: Tensor) -> Tensor:
     return var * (num_nodes / (num_nodes - 1).clamp(min=1))
 
 
-def _graphs(x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None) -> tuple[Tensor, int]:
-    """Return the graph of each node and the number of graphs. Default: one graph, and a second graph of padding."""
+def _graphs(
+    x: Tensor, batch: Tensor | None, num_graphs: int | None, nodes_mask: Tensor | None
+) -> tuple[Tensor, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Return the graph of each node, a function for means over graphs, and a function from graphs to their nodes.
+
+    Default: one graph, and a second graph of padding.
+    """
     if batch is None and nodes_mask is not None:
-        return (~nodes_mask).long(), 2
-    if batch is None:
-        return torch.zeros(x.size(0), dtype=torch.long, device=x.device), 1
-    if num_graphs is None:
+        batch, num_graphs = (~nodes_mask).long(), 2
+    elif batch is None:
+        batch, num_graphs = torch.zeros(x.size(0), dtype=torch.long, device=x.device), 1
+    elif num_graphs is None:
         raise ValueError("batch is given without num_graphs, which fixes the shapes. Pass num_graphs=batch.num_graphs.")
-    return batch, num_graphs
+    # On a GPU all sums, and those of the gradients, share one sort.
+    plan = ScatterPlan.from_index(batch, num_graphs) if sum_on_device.serves(x) else None
+    mean_of = partial(scatter, index=batch, dim=0, dim_size=num_graphs, reduce="mean", plan=plan)
+    return batch, mean_of, partial(gather, index=batch, plan=plan)

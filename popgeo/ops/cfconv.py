@@ -10,7 +10,7 @@ from torch import Tensor
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.eager import is_plain
-from popgeo.ops.gather_scatter import gather_rows
+from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows
 from popgeo.ops.kernel_arguments import FLOAT_DTYPES, as_int64, check_array, check_plan_tensors, filled
 from popgeo.ops.refusals import check_index, check_least, explain, refuse_index
 from popgeo.ops.register_op import register
@@ -57,6 +57,10 @@ def cfconv(x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int, plan:
             return out
         if plan.src.check("src", src, x.shape[0]) and plan.dst.check("dst", dst, num_nodes):
             plans = plan.dst.rowptr, plan.dst.perm, plan.src.rowptr, plan.src.perm, plan.dst.num_tiles
+    if x.is_complex():  # the op's derivatives are those of real numbers
+        _check_forward(x, w, src, dst, num_nodes)
+        message = gather_rows(x, src, *plans[2:]) * w
+        return scatter_sum_rows(message, dst, num_nodes, *plans[:2], plans[4])
     return _CFCONV(x, w, src, dst, num_nodes, *plans)
 
 

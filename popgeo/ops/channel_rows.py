@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from popgeo.ops import sum_on_device
 from popgeo.ops.eager import is_direct
 from popgeo.ops.refusals import check_dimension, refuse_index
 from popgeo.ops.scatter_plan import ScatterPlan
@@ -67,6 +68,8 @@ class ChannelRows:
     def plan(self, plan: ScatterPlan | None) -> tuple[Tensor | None, Tensor | None, int]:
         """Return a plan's tensors for the ops, after a check that the plan belongs to the index.
 
+        On a GPU a missing plan is made here, so that all ops of a call and their gradients share one sort.
+
         Raises:
             ValueError: the plan belongs to a different index, or the index differs between channels.
         """
@@ -74,7 +77,11 @@ class ChannelRows:
             raise ValueError(
                 "A plan needs an index that all channels share; this index differs between channels. Pass plan=None."
             )
-        return plan_arguments(plan, self.index, self.num_rows)
+        arguments = plan_arguments(plan, self.index, self.num_rows)
+        if arguments[0] is None and sum_on_device.serves(self.src):
+            made = ScatterPlan.from_index(self.index, self.num_rows)
+            return made.rowptr, made.perm, 0
+        return arguments
 
     def count(self, rowptr: Tensor | None) -> Tensor:
         """Count the entries that arrive at each row, by a plan's row pointer if there is one. [num_rows, 1]."""

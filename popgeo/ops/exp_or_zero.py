@@ -23,6 +23,16 @@ def least_exponent(dtype: torch.dtype) -> float:
     return -600.0 if dtype is torch.float64 else -60.0
 
 
+def greatest_zero(dtype: torch.dtype) -> float:
+    """Return the largest exponent whose exponential is set to 0, slightly above `least_exponent`.
+
+    Example:
+        >>> greatest_zero(torch.float32)
+        -59.99
+    """
+    return least_exponent(dtype) + _MARGIN
+
+
 def exp_or_zero(x: Tensor) -> Tensor:
     """Compute e^x. The result and its gradients are exactly 0 if `x` is at most `least_exponent(x.dtype)`.
 
@@ -38,7 +48,7 @@ def exp_or_zero(x: Tensor) -> Tensor:
     """
     least = least_exponent(x.dtype)
     # Clamped first, because MKL's exponential takes eight times as long if it underflows.
-    return F.threshold(torch.exp(x.clamp(min=least)), math.exp(least + _MARGIN), 0.0)
+    return F.threshold(torch.exp(x.clamp(min=least)), math.exp(greatest_zero(x.dtype)), 0.0)
 
 
 def sigmoid_or_zero(x: Tensor) -> Tensor:
@@ -49,4 +59,4 @@ def sigmoid_or_zero(x: Tensor) -> Tensor:
         tensor([0.5000, 0.0000])
     """
     least = least_exponent(x.dtype)
-    return F.threshold(torch.sigmoid(x.clamp(min=least)), math.exp(least + _MARGIN), 0.0)
+    return F.threshold(torch.sigmoid(x.clamp(min=least)), math.exp(greatest_zero(x.dtype)), 0.0)

@@ -1,6 +1,7 @@
 """The ops popgeo::gather (rows to edges) and popgeo::scatter_sum (edges to rows), which are each other's derivative."""
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,6 +91,8 @@ def check_sum(src: Tensor, index: Tensor, num_rows: int) -> None:
 
 def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
     check_sum(src, index, num_rows)
+    if src.is_complex():
+        return by_parts(_scatter_sum, src, index, num_rows, *plan)
     rowptr, perm, num_tiles = filled(plan, NO_PLAN)
     if sum_on_device.serves(src):
         rowptr, perm = check_plan_tensors("index", index, num_rows, rowptr, perm)
@@ -117,6 +120,12 @@ def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tenso
     if native(pack_sum(NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
         explain("index", index, num_rows, rowptr, perm)
     return out
+
+
+def by_parts(kernel: Callable[..., Tensor], src: Tensor, *arguments: Any) -> Tensor:
+    """Sum complex rows by a kernel for real ones, with real and imaginary parts as channels."""
+    total = kernel(torch.view_as_real(src.resolve_conj()).flatten(1), *arguments)
+    return torch.view_as_complex(total.view(total.shape[0], src.shape[1], 2))
 
 
 def _gather(x: Tensor, index: Tensor, *plan: Any) -> Tensor:
@@ -184,9 +193,18 @@ gather_rows = register(
 )
 
 
-def rows_of_ends(x: Tensor, index: Tensor) -> Tensor:
-    """Return the row of `x` at each edge's index. On a GPU its gradient is a sum with the same bits in every run.
+def rows_along(x: Tensor, index: Tensor, dim: int, *plan: Any) -> Tensor:
+    """Return the entry of `x` at each index along a dimension, as `x.index_select(dim, index)`, by `gather_rows`."""
+    if x.dim() == 2 and dim in (0, -2):
+        return gather_rows(x, index, *plan)
+    moved = x.movedim(dim, 0)
+    rows = moved.reshape(moved.shape[0], moved.shape[1:].numel())
+    return gather_rows(rows, index, *plan).reshape(index.shape[0], *moved.shape[1:]).movedim(0, dim)
 
-    On a processor this is torch's own operation, whose gradient has one order, too. [num_edges, channels]
+
+def rows_of_ends(x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
+    """Return the entry of `x` at each index. On a GPU its gradient is a sum with the same bits in every run.
+
+    On a processor this is torch's own `index_select`, whose gradient has one order, too.
     """
-    return gather_rows(x, index, None, None, 0) if sum_on_device.serves(x) else x.index_select(0, index)
+    return rows_along(x, index, dim, *NO_PLAN) if sum_on_device.serves(x) else x.index_select(dim, index)

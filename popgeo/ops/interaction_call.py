@@ -12,6 +12,7 @@ from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops.cfconv import cfconv, vector_messages
+from popgeo.ops.gather_scatter import rows_of_ends
 from popgeo.ops.kernel_arguments import as_int64
 from popgeo.ops.refusals import refuse_index
 
@@ -207,7 +208,7 @@ def interpolated(table: Tensor, r: Tensor, cutoff: float) -> Tensor:
     start, weights = lagrange_weights(r, cutoff, table.shape[0])
     made = None
     for k in range(POINTS):
-        row = weights[k].unsqueeze(1) * table.index_select(0, start + k)
+        row = weights[k].unsqueeze(1) * rows_of_ends(table, start + k)
         made = row if made is None else made + row
     return torch.where((r >= cutoff).unsqueeze(1), 0.0, made)  # type: ignore[arg-type]
 

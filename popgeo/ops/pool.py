@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from popgeo.ops.exp_or_zero import exp_or_zero
-from popgeo.ops.half_precision import in_float32
-from popgeo.ops.scatter_by_index import gather, scatter
+from popgeo.ops import sum_on_device
+from popgeo.ops.scatter_by_index import scatter
 from popgeo.ops.scatter_plan import ScatterPlan
+from popgeo.ops.scatter_softmax import scatter_softmax
 
 
 def global_add_pool(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
@@ -78,6 +78,8 @@ def max_or_nan(x: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None
         >>> max_or_nan(torch.tensor([[1.0], [torch.nan], [2.0]]), torch.tensor([0, 0, 1]), 3).flatten()
         tensor([nan, 2., 0.])
     """
+    if plan is None and sum_on_device.serves(x):
+        plan = ScatterPlan.from_index(index, num_rows)
     largest = scatter(x, index, dim=0, dim_size=num_rows, reduce="max", plan=plan)
     if not x.is_floating_point():
         return largest
@@ -85,7 +87,6 @@ def max_or_nan(x: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | None
     return largest + scatter(missing, index, dim=0, dim_size=num_rows, plan=plan)
 
 
-@in_float32
 def global_softmax(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
     """Compute the softmax of each channel over the nodes of each graph.
 
@@ -102,7 +103,5 @@ def global_softmax(x: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
         >>> global_softmax(torch.tensor([[7.0], [7.0], [-5.0]]), torch.tensor([0, 0, 2]), num_graphs=3).flatten()
         tensor([0.5000, 0.5000, 1.0000])
     """
-    # The result does not depend on the subtracted maximum, so the maximum needs no gradient.
-    largest = global_max_pool(x.detach(), batch, num_graphs)
-    e = exp_or_zero(x - gather(largest, batch))
-    return e / gather(global_add_pool(e, batch, num_graphs), batch)
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    return scatter_softmax(x, batch, 0, num_graphs)

@@ -40,14 +40,17 @@ def scatter_extremum(src: Tensor, index: Tensor, num_rows: int, *, largest: bool
 
     A NaN compares as neither larger nor smaller, so it is never the result, as in torch_scatter.
     """
-    num_edges = src.shape[0]
-    full = _expand(index, src)
     reduce, worst = "amax" if largest else "amin", _worst(src.dtype, largest)
-    is_number = src == src
-    candidates = torch.where(is_number, src, torch.full_like(src, worst))
-    best = src.new_full((num_rows, src.shape[1]), worst).scatter_reduce_(0, full, candidates, reduce)
+    candidates = torch.where(src == src, src, torch.full_like(src, worst))
+    best = src.new_full((num_rows, src.shape[1]), worst).scatter_reduce_(0, _expand(index, src), candidates, reduce)
+    return first_edges(src, index, best)
+
+
+def first_edges(src: Tensor, index: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's best entries, with 0 for a row without any, and the first edge of each."""
+    num_edges, full = src.shape[0], _expand(index, src)
     edge = torch.arange(num_edges, device=src.device).unsqueeze(1).expand_as(src)
-    wins = is_number & (src == best.gather(0, full))
+    wins = src == best.gather(0, full)
     arg = edge.new_full(best.shape, num_edges)
     arg.scatter_reduce_(0, full, torch.where(wins, edge, num_edges), "amin")
     return best.masked_fill(arg == num_edges, 0), arg

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from popgeo.ops.channel_rows import ChannelRows, plan_arguments
-from popgeo.ops.eager import is_direct
-from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows, sum_at_once
+from popgeo.ops.gather_scatter import gather_rows, rows_along, scatter_sum_rows, sum_at_once
 from popgeo.ops.half_precision import in_float32
 from popgeo.ops.refusals import check_choice, refuse_integers
 from popgeo.ops.scatter_plan import ScatterPlan
@@ -101,7 +100,7 @@ def scatter_mean(
         total = out.add_(total)
     count = rows.restore(rows.count(arguments[0]).clamp_(min=1).to(src.dtype).expand(-1, rows.src.shape[1]))
     mode = None if total.is_floating_point() or total.is_complex() else "floor"
-    if out is not None or is_direct(total):
+    if out is not None or not total.requires_grad:
         return total.div_(count, rounding_mode=mode)
     return torch.div(total, count, rounding_mode=mode)
 
@@ -227,12 +226,7 @@ def gather(x: Tensor, index: Tensor, dim: int = 0, plan: ScatterPlan | None = No
     """
     if x.dim() == 0:
         raise ValueError("x has no dimension to gather along; pass a tensor of at least one.")
-    arguments = plan_arguments(plan, index, x.shape[dim])
-    if x.dim() == 2 and dim in (0, -2):
-        return gather_rows(x, index, *arguments)
-    moved = x.movedim(dim, 0)
-    rows = moved.reshape(moved.shape[0], moved.shape[1:].numel())
-    return gather_rows(rows, index, *arguments).reshape(index.shape[0], *moved.shape[1:]).movedim(0, dim)
+    return rows_along(x, index, dim, *plan_arguments(plan, index, x.shape[dim]))
 
 
 def _extreme(

@@ -1,13 +1,21 @@
-"""Softmax and log-sum-exp over the entries that share an index, with torch_scatter's signatures."""
+"""Softmax and log-sum-exp over the entries that share an index, with torch_scatter's signatures.
+
+On a GPU with Triton the softmax is one op, popgeo::softmax, and so is its derivative.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from popgeo.ops import sum_on_device
 from popgeo.ops.channel_rows import ChannelRows
 from popgeo.ops.exp_or_zero import exp_or_zero
 from popgeo.ops.gather_scatter import gather_rows, scatter_sum_rows
 from popgeo.ops.half_precision import in_float32
+from popgeo.ops.kernel_arguments import check_array, check_plan_tensors
 from popgeo.ops.refusals import refuse_integers
+from popgeo.ops.register_op import register
 from popgeo.ops.scatter_plan import ScatterPlan
 from popgeo.ops.scatter_reductions import scatter_max_rows
 
@@ -36,9 +44,9 @@ def scatter_softmax(
         tensor([0.5000, 0.5000, 1.0000])
     """
     rows, arguments = _floating(src, index, dim, None, dim_size, plan)
-    shifted = exp_or_zero(_shift(rows, arguments))
-    total = scatter_sum_rows(shifted, rows.index, rows.num_rows, *arguments)
-    return rows.restore_entries(shifted / gather_rows(total, rows.index, *arguments))
+    if sum_on_device.serves(rows.src):
+        return rows.restore_entries(_SOFTMAX(rows.src, rows.index, *arguments[:2]))
+    return rows.restore_entries(_weights(rows.src, rows.index, rows.num_rows, *arguments))
 
 
 @in_float32
@@ -57,7 +65,7 @@ def scatter_log_softmax(
         tensor([-0.6931, -0.6931, 0.0000])
     """
     rows, arguments = _floating(src, index, dim, None, dim_size, plan)
-    shifted = _shift(rows, arguments)
+    shifted = _shift(rows.src, rows.index, rows.num_rows, *arguments)
     total = scatter_sum_rows(exp_or_zero(shifted), rows.index, rows.num_rows, *arguments)
     return rows.restore_entries(shifted - gather_rows((total + eps).log(), rows.index, *arguments))
 
@@ -110,7 +118,65 @@ def _floating(
     return rows, rows.plan(plan)
 
 
-def _shift(rows: ChannelRows, arguments: tuple[Tensor | None, Tensor | None, int]) -> Tensor:
+def _shift(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
     """Subtract each row's largest entry to prevent overflow. It cancels out, so it needs no gradient."""
-    largest, _ = scatter_max_rows(rows.src.detach(), rows.index, rows.num_rows, *arguments)
-    return rows.src - gather_rows(largest, rows.index, *arguments)
+    largest, _ = scatter_max_rows(src.detach(), index, num_rows, *plan)
+    return src - gather_rows(largest, index, *plan)
+
+
+def _weights(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
+    shifted = exp_or_zero(_shift(src, index, num_rows, *plan))
+    return shifted / _total(shifted, index, num_rows, *plan)
+
+
+def _total(x: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tensor:
+    """Return at each edge the sum over the edges of its row."""
+    return gather_rows(scatter_sum_rows(x, index, num_rows, *plan), index, *plan)
+
+
+def _softmax(src: Tensor, index: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
+    num_rows = rowptr.shape[0] - 1
+    check_plan_tensors("index", index, num_rows, rowptr, perm)
+    kernels = sum_on_device.triton_kernels("triton_rows") if src.is_cuda else None
+    return (
+        _weights(src, index, num_rows, rowptr, perm, 0) if kernels is None else kernels.softmax_rows(src, rowptr, perm)
+    )
+
+
+def _softmax_backward(grad: Tensor, weight: Tensor, index: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
+    check_array("grad", grad, weight.shape, weight.dtype)
+    kernels = sum_on_device.triton_kernels("triton_rows") if weight.is_cuda else None
+    if kernels is None:
+        return weight * (grad - _total(weight * grad, index, rowptr.shape[0] - 1, rowptr, perm, 0))
+    return kernels.softmax_backward_rows(grad, weight, rowptr, perm)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(output, *inputs[1:])
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _SOFTMAX_BACKWARD(grad, *ctx.saved_tensors), None, None, None
+
+
+def _differentiate_backward(ctx: Any, along: Tensor) -> tuple[Tensor | None, ...]:
+    """Differentiate `weight * (grad - total(weight * grad))`, which is linear in the gradient and symmetric."""
+    grad, weight, index, rowptr, perm = ctx.saved_tensors
+    of_grad, of_along = (_total(weight * t, index, rowptr.shape[0] - 1, rowptr, perm, 0) for t in (grad, along))
+    to_weight = along * (grad - of_grad) - grad * of_along
+    return _SOFTMAX_BACKWARD(along, weight, index, rowptr, perm), to_weight, None, None, None
+
+
+_SOFTMAX = register(
+    "softmax(Tensor src, Tensor index, Tensor rowptr, Tensor? perm) -> Tensor",
+    kernel=_softmax,
+    fake=lambda src, *plan: src.new_empty(src.shape),
+    setup_context=_save,
+    backward=_differentiate,
+)
+_SOFTMAX_BACKWARD = register(
+    "softmax_backward(Tensor grad, Tensor weight, Tensor index, Tensor rowptr, Tensor? perm) -> Tensor",
+    kernel=_softmax_backward,
+    fake=lambda grad, weight, *plan: weight.new_empty(weight.shape),
+    backward=_differentiate_backward,
+)

@@ -1,7 +1,6 @@
 """Reductions of consecutive entries, and their reverse, with the signatures and results of torch_scatter."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +12,8 @@ from popgeo.ops.eager import is_direct
 from popgeo.ops.half_precision import in_float32
 from popgeo.ops.refusals import check_choice, refuse_index
 from popgeo.ops.scatter_by_index import gather, scatter
-from popgeo.ops.scatter_reductions import scatter_max_rows, scatter_min_rows
-from popgeo.ops.segment_sum import gather_csr_rows, row_of_each_edge, segment_sum_rows
+from popgeo.ops.scatter_reductions import segment_max_rows, segment_min_rows
+from popgeo.ops.segment_sum import check_indptr, gather_csr_rows, segment_sum_rows, segments_in_kernel
 
 
 def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: str = "sum") -> Tensor:
@@ -41,8 +40,8 @@ def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: 
         "sum": segment_sum_rows,
         "add": segment_sum_rows,
         "mean": _mean,
-        "min": partial(_extremum, find=scatter_min_rows),
-        "max": partial(_extremum, find=scatter_max_rows),
+        "min": segment_min_rows,
+        "max": segment_max_rows,
     }
     check_choice("reduce", reduce, reductions)
     result = _along_rows(reductions[reduce], src, indptr)
@@ -65,12 +64,12 @@ def segment_mean_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> 
 
 def segment_min_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Find the smallest entry between consecutive pointers and its position; `segment_csr` explains the arguments."""
-    return _with_position(src, indptr, out, scatter_min_rows)
+    return _with_position(src, indptr, out, segment_min_rows)
 
 
 def segment_max_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Find the largest entry between consecutive pointers and its position; `segment_csr` explains the arguments."""
-    return _with_position(src, indptr, out, scatter_max_rows)
+    return _with_position(src, indptr, out, segment_max_rows)
 
 
 def gather_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
@@ -132,14 +131,20 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
     """
     dim = index.dim() - 1
     shape = (*src.shape[:dim], index.shape[dim], *src.shape[dim + 1 :])
-    full = broadcast(index, src.new_empty(()).expand(shape), dim)
-    if is_shared(full, dim):
+    if dim == 0:
+        result = gather(src, index)
+    elif is_shared(full := broadcast(index, src.new_empty(()).expand(shape), dim), dim):
         vector = full.movedim(dim, 0).reshape(shape[dim], -1)[:, 0] if full.numel() else full.new_zeros(shape[dim])
         result = gather(src, vector, dim)
     else:
         if is_direct(index):
             refuse_index("index", index.reshape(-1), src.shape[dim])
-        result = torch.gather(src, dim, full)
+        if src.is_cuda:  # the gradient of torch.gather adds in random order there
+            rows, at = src.movedim(dim, 0), full.movedim(dim, 0).reshape(shape[dim], -1)
+            at = at * at.shape[1] + torch.arange(at.shape[1], device=at.device)
+            result = gather(rows.reshape(-1), at.flatten()).reshape(shape[dim], *rows.shape[1:]).movedim(0, dim)
+        else:
+            result = torch.gather(src, dim, full)
     return result if out is None else out.copy_(result)
 
 
@@ -172,24 +177,20 @@ def _along_rows(reduce: Callable[[Tensor, Tensor], Any], src: Tensor, indptr: Te
 
 @in_float32
 def _mean(rows: Tensor, indptr: Tensor) -> Tensor:
+    if rows.dtype in (torch.float32, torch.float64) and is_direct(rows, indptr):
+        check_indptr(indptr)
+        mean = segments_in_kernel(3, rows, indptr, None)
+        if mean is not None:
+            return mean
     count = indptr.diff().clamp(min=1).unsqueeze(1).to(rows.dtype)
     mode = None if rows.is_floating_point() else "trunc"
     total = segment_sum_rows(rows, indptr)
-    return total.div_(count, rounding_mode=mode) if is_direct(total) else torch.div(total, count, rounding_mode=mode)
-
-
-def _extremum(rows: Tensor, indptr: Tensor, find: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Find the extreme of each row, and its position."""
-    num_edges, num_rows = rows.shape[0], indptr.shape[0]  # the last row is for the entries outside the pointers
-    index, ends = row_of_each_edge(indptr, num_edges), None
-    if indptr.is_cpu and is_direct(indptr) and indptr[0] == 0 and num_edges < 2**31:
-        ends = torch.cat([indptr, indptr.new_tensor([num_edges])]).int()  # then the kernel goes row by row
-    best, arg = find(rows, index, num_rows, ends, None, 0)
-    return best[:-1], arg[:-1]
+    divide = torch.div if total.requires_grad else Tensor.div_
+    return divide(total, count, rounding_mode=mode)
 
 
 def _with_position(
     src: Tensor, indptr: Tensor, out: Tensor | None, find: Callable[..., tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    best, arg = _along_rows(partial(_extremum, find=find), src, indptr)
+    best, arg = _along_rows(find, src, indptr)
     return best if out is None else out.copy_(best), arg

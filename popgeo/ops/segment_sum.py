@@ -1,4 +1,7 @@
-"""The ops popgeo::segment_sum and popgeo::gather_csr for CSR rows; each op is the derivative of the other."""
+"""The ops popgeo::segment_sum and popgeo::gather_csr for CSR rows; each op is the derivative of the other.
+
+`segments_in_kernel` and `row_of_each_edge` also serve the extremes of CSR rows, in `scatter_reductions.py`.
+"""
 
 import struct
 from typing import Any
@@ -9,30 +12,25 @@ from torch.nn import functional as F
 
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
-from popgeo.ops.eager import is_direct
-from popgeo.ops.gather_scatter import MIN_PARALLEL, sum_to_torch
+from popgeo.ops.gather_scatter import MIN_PARALLEL, by_parts, sum_to_torch
 from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64
-from popgeo.ops.refusals import require
 from popgeo.ops.register_op import register
 
-_pack = struct.Struct("8q").pack  # SegmentSumCall
+_pack = struct.Struct("10q").pack  # SegmentCall
 _pack_gather = struct.Struct("6q").pack  # GatherCsrCall
 
 
 def row_of_each_edge(indptr: Tensor, num_edges: int) -> Tensor:
-    """Return the row of each edge, or `num_rows` for an edge outside all rows. [num_edges]."""
-    if indptr.is_cpu and is_direct(indptr) and _climb(indptr, num_edges):
-        first, last = int(indptr[0]), int(indptr[-1])
-        sizes = torch.cat([indptr.diff(), indptr.new_tensor([num_edges - last])])
-        row = torch.repeat_interleave(sizes.long(), output_size=num_edges - first)
-        return row if first == 0 else F.pad(row, (first, 0), value=len(indptr) - 1)
-    edges = torch.arange(num_edges, device=indptr.device, dtype=indptr.dtype)
-    row = torch.searchsorted(indptr, edges, right=True) - 1
-    row = torch.where(row < 0, indptr.shape[0] - 1, row)
+    """Return the row of each edge, or `num_rows` for an edge outside all rows, after a check. [num_edges]."""
     if indptr.is_cuda:
+        edges = torch.arange(num_edges, device=indptr.device, dtype=indptr.dtype)
+        row = torch.searchsorted(indptr, edges, right=True) - 1
         _require_pointers(indptr, num_edges)
-        return row
-    return require(_climb(indptr, num_edges), row, lambda: _what_is_wrong(indptr, num_edges))
+        return torch.where(row < 0, indptr.shape[0] - 1, row)
+    first, last = _check_pointers(indptr, num_edges)
+    sizes = torch.cat([indptr.diff(), indptr.new_tensor([num_edges - last])])
+    row = torch.repeat_interleave(sizes.long(), output_size=num_edges - first)
+    return row if first == 0 else F.pad(row, (first, 0), value=len(indptr) - 1)
 
 
 def _climb(indptr: Tensor, num_edges: int) -> Tensor:
@@ -69,38 +67,61 @@ def _require_pointers(indptr: Tensor, num_edges: int) -> None:
     torch._assert_async(_climb(indptr, num_edges), f"indptr descends, or leaves the {num_edges} entries.")
 
 
-def _check(indptr: Tensor) -> None:
+def check_indptr(indptr: Tensor) -> None:
+    """Check the shape and the type of pointers.
+
+    Raises:
+        ValueError: a shape or a type does not fit.
+    """
     if indptr.dim() != 1 or indptr.shape[0] == 0 or indptr.dtype not in (torch.int64, torch.int32):
         given = f"shape {tuple(indptr.shape)} and dtype {indptr.dtype}"
         raise ValueError(f"indptr has {given}; pass int64 or int32 of shape (num_rows + 1,).")
 
 
 def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
-    _check(indptr)
+    check_indptr(indptr)
+    if src.is_complex():
+        return by_parts(_segment_sum, src, indptr)
     num_edges, num_rows = src.shape[0], indptr.shape[0] - 1
     if sum_on_device.serves(src):
         _require_pointers(indptr, num_edges)
         return sum_on_device.scatter_sum(src, indptr, num_rows, indptr, None)
-    native, channels, num_threads = library.packed("popgeo_segment_sum"), src.shape[1], torch.get_num_threads()
-    if (
-        native is None
-        or not (src.is_cpu and indptr.is_cpu)
-        or src.dtype not in NATIVE_DTYPES
-        or sum_to_torch(num_edges, num_rows, channels, num_threads=num_threads, by_edge=False)
-    ):
-        first, last = _check_pointers(indptr, num_edges)
-        return reference.scatter_sum(src[first:last], row_of_each_edge(indptr, num_edges)[first:last], num_rows)
+    if not sum_to_torch(num_edges, num_rows, src.shape[1], num_threads=torch.get_num_threads(), by_edge=False):
+        out = segments_in_kernel(0, src, indptr, None)
+        if out is not None:
+            return out
+    first, last = _check_pointers(indptr, num_edges)
+    return reference.scatter_sum(src[first:last], row_of_each_edge(indptr, num_edges)[first:last], num_rows)
+
+
+def segments_in_kernel(how: int, src: Tensor, indptr: Tensor, arg: Tensor | None) -> Tensor | None:
+    """Reduce the rows of `src` between pointers by the compiled kernel, or return None if it does not serve the call.
+
+    Args:
+        how: 0 for the sum, 1 for the smallest entry, 2 for the largest, 3 for the mean of float32 or float64.
+        src: Entries. [num_edges, channels]
+        indptr: Pointers. [num_rows + 1]
+        arg: Memory for the edges of the extremes. [num_rows, channels]
+
+    Raises:
+        ValueError: the pointers descend, or exceed the edges.
+    """
+    native, (num_edges, channels), num_rows = library.packed("popgeo_segment_reduce"), src.shape, indptr.shape[0] - 1
+    is_served = src.is_cpu and indptr.is_cpu and src.dtype in NATIVE_DTYPES and num_edges < 2**31
+    if native is None or not is_served:
+        return None
     src, indptr = src.contiguous(), as_int64(indptr)
     out = src.new_empty(num_rows, channels)
-    pointers = map(library.address, (src, indptr, out))
-    if native(_pack(NATIVE_DTYPES[src.dtype], *pointers, num_edges, num_rows, channels, num_threads)):
+    pointers = map(library.address, (src, indptr, out, arg))
+    sizes = num_edges, num_rows, channels, torch.get_num_threads()
+    if native(_pack(how, NATIVE_DTYPES[src.dtype], *pointers, *sizes)):
         _check_pointers(indptr, num_edges)
         raise MemoryError("popgeo could not allocate its working memory.")
     return out
 
 
 def _gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
-    _check(indptr)
+    check_indptr(indptr)
     if x.shape[0] != indptr.shape[0] - 1:
         raise ValueError(f"x has {x.shape[0]} rows and indptr {indptr.shape[0]} pointers; pass one more than rows.")
     if indptr.is_cuda and len(x):  # repeat_interleave would wait for the number of rows
@@ -110,7 +131,7 @@ def _gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
     # Torch uses several threads.
     is_served = x.dim() == 2 and (torch.get_num_threads() == 1 or num_edges * x.shape[1] <= MIN_PARALLEL)
     if native is not None and is_served and x.is_cpu and indptr.is_cpu:
-        x, indptr = x.contiguous(), as_int64(indptr)
+        x, indptr = x.resolve_conj().contiguous(), as_int64(indptr)
         out = x.new_empty(num_edges, x.shape[1])
         sizes = num_edges, len(x), x.shape[1] * x.element_size()
         if native(_pack_gather(*map(library.address, (x, indptr, out)), *sizes)):
@@ -122,12 +143,12 @@ def _gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
 
 
 def _fake_segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
-    _check(indptr)
+    check_indptr(indptr)
     return src.new_empty(indptr.shape[0] - 1, src.shape[1])
 
 
 def _fake_gather_csr(x: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
-    _check(indptr)
+    check_indptr(indptr)
     return x.new_empty(num_edges, x.shape[1])
 
 

@@ -1,4 +1,4 @@
-"""Sums of rows on a GPU with the same bits in every run, by row pointers instead of atomic additions."""
+"""Reductions at rows on a GPU with the same bits in every run, by row pointers instead of atomic operations."""
 
 import functools
 import importlib
@@ -7,6 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from popgeo.ops import reference
 from popgeo.ops.reference import HALVES
 
 
@@ -15,8 +16,10 @@ def serves(src: Tensor) -> bool:
     return src.is_cuda and src.is_floating_point()
 
 
-def scatter_sum(src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None) -> Tensor:
-    """Sum the rows of `src` that share an index, edge after edge; half precision is rounded once.
+def scatter_sum(
+    src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, reduce: str = "sum"
+) -> Tensor:
+    """Sum or multiply the rows of `src` that share an index, edge after edge; half precision is rounded once.
 
     Args:
         src: Rows. [num_edges, channels]
@@ -24,6 +27,7 @@ def scatter_sum(src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None
         num_rows: Rows of the result.
         rowptr: First edge of each row, from a plan. [num_rows + 1]
         perm: Edges in the order of the rows; None if they are already in this order. [num_edges]
+        reduce: `"sum"` or `"prod"`.
 
     Example:
         >>> scatter_sum(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1, 1, 0]), 3, None, None).flatten()
@@ -32,7 +36,23 @@ def scatter_sum(src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None
     if rowptr is None:
         rowptr, perm = plan(index, num_rows)
     kernels = triton_kernels() if src.is_cuda else None
-    return sum_in_torch(src, rowptr, perm) if kernels is None else kernels.sum_rows(src, rowptr, perm)
+    if kernels is None:
+        return reduce_in_torch(src, rowptr, perm, reduce)
+    return kernels.sum_rows(src, rowptr, perm, reduce == "prod")
+
+
+def scatter_extremum(
+    src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, largest: bool
+) -> tuple[Tensor, Tensor]:
+    """Find the first largest or smallest entry per row and channel, and its edge; see `popgeo.ops.scatter_max`."""
+    if rowptr is None:
+        rowptr, perm = plan(index, num_rows)
+    kernels = triton_kernels("triton_rows") if src.is_cuda else None
+    if kernels is not None:
+        return kernels.extremum_rows(src, rowptr, perm, largest)
+    reduce, worst = ("max", -torch.inf) if largest else ("min", torch.inf)
+    best = reduce_in_torch(src.masked_fill(src.isnan(), worst), rowptr, perm, reduce)
+    return reference.first_edges(src, index, best)
 
 
 def cfconv(
@@ -45,7 +65,7 @@ def cfconv(
     if kernels is not None:
         return kernels.cfconv(x, w, src, rowptr, perm)
     wide_x, wide_w = (t.float() if t.dtype in HALVES else t for t in (x, w))
-    return sum_in_torch(wide_x.index_select(0, src) * wide_w, rowptr, perm).to(x.dtype)
+    return reduce_in_torch(wide_x.index_select(0, src) * wide_w, rowptr, perm).to(x.dtype)
 
 
 def cfconv_backward(
@@ -59,13 +79,10 @@ def cfconv_backward(
     return grad_x, x.index_select(0, src) * grad.index_select(0, dst)
 
 
-def sum_in_torch(src: Tensor, rowptr: Tensor, perm: Tensor | None, reduce: str = "sum") -> Tensor:
-    """Sum with `torch.segment_reduce`, which adds the entries of each segment in order. [num_rows, channels].
-
-    With `reduce="prod"` the entries are multiplied in order.
-    """
+def reduce_in_torch(src: Tensor, rowptr: Tensor, perm: Tensor | None, reduce: str = "sum") -> Tensor:
+    """Reduce with `torch.segment_reduce`, which takes the entries of each segment in order. [num_rows, channels]."""
     ordered = src if perm is None else src.index_select(0, perm)
-    nothing = 0 if reduce == "sum" else 1
+    nothing = {"sum": 0.0, "prod": 1.0, "max": -torch.inf, "min": torch.inf}[reduce]
     if not ordered.numel() or rowptr.shape[0] == 1:
         return src.new_full((rowptr.shape[0] - 1, src.shape[1]), nothing)
     wide = ordered.float() if src.dtype in HALVES else ordered
@@ -115,4 +132,5 @@ def describe() -> str:
     """
     if triton_kernels() is None:
         return "sums by torch.segment_reduce (Triton is not installed), all other operations by torch"
-    return "sums by Triton kernels, as cfconv, interaction and neighbor lists, all other operations by torch"
+    served = "cfconv, interaction, neighbor lists, extremes and softmax"
+    return f"sums by Triton kernels, as {served}, all other operations by torch"

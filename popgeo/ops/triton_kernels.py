@@ -14,15 +14,17 @@ _WIDE = {torch.float64: tl.float64}  # everything else sums in float32
 
 @triton.jit
 def _sum_rows(  # type: ignore[no-untyped-def]
-    src, rowptr, perm, out, channels, HAS_PERM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr
-):
+    src, rowptr, perm, out, channels,
+    PRODUCT: tl.constexpr, HAS_PERM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
-    total = tl.zeros([BLOCK], dtype=WIDE)
+    total = tl.full([BLOCK], 1 if PRODUCT else 0, WIDE)
     for place in range(tl.load(rowptr + row), tl.load(rowptr + row + 1)):
         edge = tl.load(perm + place).to(tl.int64) if HAS_PERM else place
-        total += tl.load(src + edge * channels + channel, mask=inside, other=0.0).to(WIDE)
+        value = tl.load(src + edge * channels + channel, mask=inside, other=0.0).to(WIDE)
+        total = total * value if PRODUCT else total + value
     tl.store(out + row * channels + channel, total, mask=inside)
 
 
@@ -55,15 +57,14 @@ def _products(x, grad, src, dst, out, channels, WIDE: tl.constexpr, BLOCK: tl.co
     tl.store(out + edge * channels + channel, product, mask=inside)
 
 
-def sum_rows(src: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
-    """Sum the rows `perm[rowptr[i]:rowptr[i + 1]]` of `src` for each `i`. [num_rows, channels]."""
+def sum_rows(src: Tensor, rowptr: Tensor, perm: Tensor | None, product: bool = False) -> Tensor:
+    """Sum or multiply the rows `perm[rowptr[i]:rowptr[i + 1]]` of `src` for each `i`. [num_rows, channels]."""
     src, num_rows = src.contiguous(), rowptr.shape[0] - 1
     out = src.new_empty(num_rows, src.shape[1])
     if out.numel():
         grid, block = _grid(*out.shape)
-        _sum_rows[grid](
-            src, rowptr, rowptr if perm is None else perm, out, src.shape[1], perm is not None, _wide(src), block
-        )
+        order = rowptr if perm is None else perm
+        _sum_rows[grid](src, rowptr, order, out, src.shape[1], product, perm is not None, _wide(src), block)
     return out
 
 

@@ -34,6 +34,13 @@ def test_the_gpus_benchmark_runs_on_the_processor_and_claims_nothing_there(monke
     assert printed.count("compile_step('cpu')") == 1
 
 
+def test_the_gpus_benchmark_prints_how_long_a_loop_waits(monkeypatch, capsys):
+    printed = printed_by("gpu.py", monkeypatch, capsys, "--waiting", "--quick")
+    shares = [float(line.split()[-4].rstrip("%")) for line in printed.splitlines() if "of the time" in line]
+    assert len(shares) == 4
+    assert all(0 < share < 100 for share in shares)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_without_a_gpu_the_benchmark_says_so_in_one_line(monkeypatch, capsys):
     assert printed_by("gpu.py", monkeypatch, capsys) == (

@@ -81,6 +81,7 @@ MAY_IMPORT = {
         "byte_block",
         "random_numbers",
         "did_you_mean",
+        "largest_graph",
         "lazy_names",
         "plain_surroundings",
     },

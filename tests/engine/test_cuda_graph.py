@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from popgeo.byte_block import ByteBlock
 from popgeo.engine.compile_step import compile_forward, compile_step
 from popgeo.engine.compiled_step import CompiledStep
+from popgeo.engine.cuda_graph import StaticInputs
 from popgeo.engine.step_options import StepOptions
+from tests.support.count_copies import CountCopies
 from tests.support.fake_cuda import FakeCuda
 from tests.support.small_models import ContinuousFilters, GraphConvolutions, make_batch
 
@@ -151,6 +154,56 @@ def test_copies_take_turns_and_wait_for_the_step_before(cuda: FakeCuda):
     first = ["host waits for event 1", "stream 1 waits for event 2", "event 1 after stream 1", "main waits for event 1"]
     second = [line.replace("event 1", "event 3").replace("event 2", "event 4") for line in first]
     assert copies == [*first, "event 2 after main", *second, "event 4 after main", *first, "event 2 after main"]
+
+
+KINDS = [((3, 2), torch.float32), ((5,), torch.int64), ((70,), torch.bool)]
+
+
+def test_a_batch_on_the_device_in_one_block_is_copied_at_once_and_calls_do_not_pile_up():
+    cuda, used = FakeCuda(), slice(1, 3)  # a step may use only some tensors of a batch
+    batches = [ByteBlock(KINDS, device="meta").tensors[used] for _ in range(3)]
+    inputs = StaticInputs(batches[0], torch.device("meta"), cuda)
+    with CountCopies() as copies:
+        for batch in batches:
+            inputs.fill(batch)
+    assert copies.number == len(batches)
+    # Events 2 and 4 say that the step's inputs were filled.
+    assert cuda.log == [
+        f"{what} {n}{after}"
+        for n in (2, 4, 2)
+        for what, after in [("host waits for event", ""), ("event", " after main")]
+    ]
+
+
+def other_order(block: ByteBlock) -> list[Tensor]:
+    x, y, z = (tensor.clone() for tensor in block.tensors)
+    swapped = ByteBlock([KINDS[1], KINDS[0], KINDS[2]])
+    for place, tensor in zip(swapped.tensors, (y, x, z), strict=True):
+        place.copy_(tensor)
+    return [swapped.tensors[1], swapped.tensors[0], swapped.tensors[2]]
+
+
+LAYOUTS = {
+    "one block": (lambda block: block.tensors, 1),
+    "other order": (other_order, 3),
+    "separate tensors": (lambda block: [tensor.clone() for tensor in block.tensors], 3),
+    "other type": (lambda block: [block.tensors[0].view(torch.int32), *block.tensors[1:]], 3),
+    "other strides": (lambda block: [block.tensors[0].view(2, 3).t(), *block.tensors[1:]], 3),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_block_is_filled_with_the_same_values_from_every_layout(name: str):
+    layout, num_copies = LAYOUTS[name]
+    source, block = ByteBlock(KINDS), ByteBlock(KINDS)
+    for tensor in source.tensors:
+        tensor.copy_(torch.arange(tensor.numel()).reshape(tensor.shape) % 3)
+    tensors = layout(source)
+    with CountCopies() as copies:
+        block.fill(tensors)
+    assert copies.number == num_copies
+    for place, tensor in zip(block.tensors, tensors, strict=True):
+        assert torch.equal(place, tensor.to(place.dtype))
 
 
 def test_results_and_inputs_of_a_call_stay_when_the_next_runs(cuda: FakeCuda):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import popgeo
 from popgeo import ops
+from popgeo.engine.cuda_graph import StaticInputs
 from popgeo.nn import GPS, PaiNN, PairInteractionGraph, l1_loss
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.scatter_plan import EdgePlan, ScatterPlan
@@ -153,7 +154,7 @@ def test_sums_have_the_same_bits_in_each_run_and_are_right(dtype: torch.dtype):
     torch.testing.assert_close(totals[0].cpu(), reference.scatter_sum(values, index, 500), rtol=1e-2, atol=1e-2)
     plan = ScatterPlan.from_index(rows, 500)
     assert torch.equal(ops.scatter(there, rows, 0, dim_size=500, plan=plan), totals[0])
-    in_torch = sum_on_device.sum_in_torch(there, plan.rowptr, plan.perm)
+    in_torch = sum_on_device.reduce_in_torch(there, plan.rowptr, plan.perm)
     torch.testing.assert_close(in_torch, totals[0], rtol=1e-2, atol=1e-2)
 
 
@@ -258,9 +259,50 @@ def test_products_and_forces_of_edges_have_the_same_bits_in_each_run():
     torch.testing.assert_close(results[0][0].cpu(), expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_extremes_and_softmax_are_those_of_the_processor_with_the_same_bits_in_each_run(dtype: torch.dtype):
+    torch.manual_seed(0)
+    values, index = torch.randint(-50, 50, (20_000, 33)).to(dtype) / 8, torch.randint(500, (20_000,))  # with ties
+
+    def passes(device: str) -> list[Tensor]:
+        src, rows = values.to(device).requires_grad_(), index.to(device)
+        largest, at = ops.scatter_max(src, rows, 0, dim_size=500)
+        smallest, _ = ops.scatter_min(src, rows, 0, dim_size=500)
+        weight = ops.scatter_softmax(src, rows, 0, dim_size=500)
+        first = torch.autograd.grad((largest * smallest).sum() + weight.sin().sum(), src, create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), src)
+        return [t.detach().cpu() for t in (at, largest, smallest, weight, *first, *second)]
+
+    there, again, here = passes("cuda"), passes("cuda"), passes("cpu")
+    assert all(map(torch.equal, there, again))
+    assert all(map(torch.equal, there[:3], here[:3]))
+    close = {"rtol": 0.1, "atol": 0.1} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    for one, other in zip(there[3:], here[3:], strict=True):
+        torch.testing.assert_close(one, other, **close)
+
+
 def test_batches_arrive_whole_and_ahead():
     molecules = popgeo.Molecules()[:300]
     plain, fed = (popgeo.FixedSizeDataLoader(molecules, 17, shuffle=True, device=one) for one in (None, "cuda"))
     for ours, theirs in zip(fed, plain, strict=True):
         assert ours.x.is_cuda
         assert all(torch.equal(ours[name].cpu(), value) for name, value in theirs if isinstance(value, Tensor))
+
+
+def test_batches_of_one_block_stay_right_while_the_device_lags_behind():
+    molecules = popgeo.Molecules()[:600]
+    plain, fed = (popgeo.FixedSizeDataLoader(molecules, 17, shuffle=True, seed=0, device=one) for one in (None, "cuda"))
+    inputs = None
+    for _ in range(2):
+        kept, copied = [], []
+        for batch in fed:
+            torch.cuda._sleep(1_000_000)  # about half a millisecond
+            tensors = [batch.pos, batch.x, batch.batch]
+            inputs = inputs or StaticInputs(tensors, torch.device("cuda"))
+            inputs.fill(tensors)
+            kept.append(batch)
+            copied.append([tensor.clone() for tensor in inputs.tensors])
+        for ours, (pos, x, owner), theirs in zip(kept, copied, plain, strict=True):
+            assert all(torch.equal(ours[name].cpu(), value) for name, value in theirs if isinstance(value, Tensor))
+            assert all(map(torch.equal, (pos.cpu(), x.cpu(), owner.cpu()), (theirs.pos, theirs.x, theirs.batch)))
+    assert all(stage.host.memory.is_pinned() for stage in fed._feed._idle[0]._stages)

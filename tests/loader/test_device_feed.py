@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from popgeo import FixedSizeDataLoader, FixedSizeOptions
+from popgeo import FixedSizeDataLoader, FixedSizeOptions, largest_graph
 from popgeo.data import unpad
-from popgeo.loader import DeviceFeed
+from popgeo.loader import DeviceFeed, device_feed
 from popgeo.loader.waiting import Waiting
-from tests.support.fake_cuda import FakeCuda
+from popgeo.packing import Packs
+from tests.support.count_copies import CountCopies
+from tests.support.fake_cuda import FakeCuda, FakeEvent
 
 GRAPHS = [
     Data(
@@ -64,8 +66,10 @@ def test_features_are_halved_and_targets_positions_and_indices_are_not():
         "y": torch.float32,
         "edge_index": torch.int32,
     }
-    plain = next(iter(loader()))
-    assert torch.equal(batch.x, plain.x.bfloat16())
+    converted = {"feature_dtype": torch.bfloat16, "index_dtype": torch.int32}
+    for ours, plain in zip(loader(device="cpu", options=2, **converted), loader(options=2), strict=True):
+        assert torch.equal(ours.x, plain.x.bfloat16())
+        assert torch.equal(ours.edge_index, plain.edge_index.int())
     named = next(iter(loader(device="cpu", feature_dtype={"pos": torch.float16})))
     assert (named.pos.dtype, named.x.dtype) == (torch.float16, torch.float32)
 
@@ -75,11 +79,75 @@ def test_heterogeneous_batches_come_through_by_type():
     graph["paper"].x, graph["author"].x = torch.randn(3, 2), torch.randn(2, 2)
     graph["author", "writes", "paper"].edge_index = torch.tensor([[0, 1], [2, 0]])
     sizes = FixedSizeOptions({"paper": 9, "author": 9}, {("author", "writes", "paper"): 8}, num_graphs=3)
-    plain, fed = (
-        next(iter(FixedSizeDataLoader([graph] * 2, fixed_size_options=sizes, **how))) for how in ({}, {"device": "cpu"})
-    )
-    for ours, theirs in zip(fed.stores, plain.stores, strict=True):
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs if isinstance(theirs[name], torch.Tensor))
+    plain, fed = (FixedSizeDataLoader([graph] * 5, fixed_size_options=sizes, **how) for how in ({}, {"device": "cpu"}))
+    for our_batch, their_batch in zip(fed, plain, strict=True):
+        for ours, theirs in zip(our_batch.stores, their_batch.stores, strict=True):
+            tensors = [name for name in theirs if isinstance(theirs[name], torch.Tensor)]
+            assert tensors
+            assert all(torch.equal(ours[name], theirs[name]) for name in tensors)
+
+
+def test_a_batch_is_put_together_in_the_block_that_is_copied(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device_feed, "in_background", lambda items, depth: items)  # copies are counted per thread
+    fed = loader(device="cpu")
+    with CountCopies() as first:
+        num_batches = len(list(fed))
+    with CountCopies() as second:
+        list(fed)
+    with CountCopies() as converted:
+        list(loader(device="cpu", feature_dtype={"x": torch.float16}))
+    num_tensors = sum(isinstance(value, torch.Tensor) for _, value in next(iter(loader())))
+    assert first.number == num_batches + num_tensors  # only the first batch is in memory of its own
+    assert second.number == num_batches
+    assert converted.number == first.number + num_batches - 1
+
+
+@pytest.mark.parametrize("choices", [{}, {"feature_dtype": torch.float16}, {"options": 2}], ids=str)
+def test_a_block_is_not_written_to_before_its_copy_has_ended(choices: dict, monkeypatch: pytest.MonkeyPatch):
+    def fed() -> FixedSizeDataLoader:
+        ours = loader(device="cpu", **choices)
+        ours._feed._cuda = FakeCuda()
+        return ours
+
+    ours = fed()
+    for _ in range(3):
+        list(ours)
+    monkeypatch.setattr(FakeEvent, "synchronize", lambda event: None)
+    ours = fed()
+    with pytest.raises(AssertionError, match="before the host has waited"):
+        [batch for _ in range(3) for batch in ours]
+
+
+def test_passes_at_the_same_time_and_abandoned_passes_share_no_block():
+    plain, fed = loader(), loader(device="cpu")
+    for _ in range(3):
+        for ours, theirs in zip(zip(fed, fed, strict=False), zip(plain, plain, strict=False), strict=True):
+            assert [batch.x.tolist() for batch in ours] == [batch.x.tolist() for batch in theirs]
+        assert torch.equal(next(iter(fed)).x, next(iter(plain)).x)
+    assert device_feed.begin_pass(fed._feed) is not device_feed.begin_pass(fed._feed)
+
+
+def test_a_batch_of_the_user_stays_as_it_was():
+    batch = next(iter(loader()))
+    x, wanted = batch.x, batch.x.half()
+    first, second = DeviceFeed("cpu", feature_dtype=torch.float16).feed(iter([batch, batch]))
+    assert batch.x is x
+    assert torch.equal(first.x, wanted)
+    assert torch.equal(second.x, wanted)
+
+
+def test_a_batch_on_the_device_says_how_large_the_largest_graph_is():
+    assert [largest_graph.noted([batch.batch]) for batch in loader(device="cpu")] == [6] * len(loader())
+
+
+def test_the_plan_of_an_epoch_counts_as_waiting():
+    def plan_slowly(sizes, budget, *, generator):
+        time.sleep(0.05)
+        return Packs.from_lists([[i] for i in range(len(sizes))])
+
+    slow = FixedSizeDataLoader(GRAPHS, num_nodes=12, num_edges=24, batch_size=3, fixed_size_strategy=plan_slowly)
+    next(iter(slow))
+    assert slow.waiting.seconds >= 0.05
 
 
 def test_one_copy_a_batch_on_a_stream_of_its_own_and_the_step_waits_for_it():

@@ -43,7 +43,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     **{f"scatter_{how}": [(W, DST, NODES, *TO_DST, 3), (W, DST, NODES)] for how in ("sum", "mul", "min", "max")},
     "cfconv": [(X, W, SRC, DST, NODES, *TO_DST, *TO_SRC, 2), (X, W, SRC, DST, NODES)],
     "cfconv_backward": [(GRAD, X, W, SRC, DST, *TO_DST, *TO_SRC, 2), (GRAD, X, W, SRC, DST)],
-    "segment_sum": [(W, INDPTR)],
+    **{f"segment_{how}": [(W, INDPTR)] for how in ("sum", "min", "max")},
     "gather_csr": [(X, INDPTR, EDGES)],
     "shifted_softplus": [(X,)],
     "shifted_softplus_backward": [(GRAD, X)],

@@ -42,6 +42,18 @@ def test_a_product_with_zeros_has_the_right_derivatives(native):
     assert grad.flatten().tolist() == [0, 0, 0, 1, 14, 0, 0]
 
 
+def test_complex_numbers(native, plan):
+    def complex_entries(*shape):
+        return torch.complex(entries(*shape), entries(*shape).sin()).detach().requires_grad_()
+
+    edges = complex_entries(NUM_EDGES, CHANNELS)
+    for reduce in ("sum", "mean", "mul"):
+        twice(lambda src, how=reduce: ops.scatter(src, INDEX, 0, dim_size=NUM_ROWS, reduce=how, plan=plan), edges)
+    twice(lambda src: ops.segment_csr(src, INDPTR), edges)
+    plans = None if plan is None else EdgePlan.from_edge_index(torch.stack([OTHER, INDEX]), 5)
+    twice(lambda x, w: ops.cfconv(x, w, OTHER, INDEX, 5, plans), complex_entries(5, CHANNELS), edges)
+
+
 def test_gather(native, plan):
     twice(lambda x: ops.gather(x, INDEX, plan=plan), entries(NUM_ROWS, CHANNELS))
 

@@ -57,9 +57,13 @@ def test_opcheck(native, batch, with_plan):
     opcheck(popgeo.cfconv_backward.default, (x.detach().requires_grad_(), x, w, src, dst, *plans))
     for name in ("scatter_sum", "scatter_mul", "scatter_max", "scatter_min"):
         opcheck(getattr(popgeo, name).default, (w, dst, NUM_NODES, *plan))
-    if not with_plan:
+    if with_plan:
+        opcheck(popgeo.softmax.default, (w, dst, *plan))
+        opcheck(popgeo.softmax_backward.default, (w.detach().requires_grad_(), w, dst, *plan))
+    else:
         indptr = torch.tensor([0, 3, 3, 12])
-        opcheck(popgeo.segment_sum.default, (w, indptr))
+        for name in ("segment_sum", "segment_max", "segment_min"):
+            opcheck(getattr(popgeo, name).default, (w, indptr))
         opcheck(popgeo.gather_csr.default, (x[:3].detach().requires_grad_(), indptr, NUM_EDGES))
 
 

@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from popgeo import ops
 from popgeo.native import library
 from popgeo.ops import segment_sum
+from popgeo.ops.kernel_arguments import NATIVE_DTYPES
+from popgeo.ops.scatter_reductions import segment_max_rows
 from popgeo.ops.segment_sum import gather_csr_rows, row_of_each_edge, segment_sum_rows
 
 SRC = torch.tensor([[4.0, -1.0], [2.0, 5.0], [3.0, 3.0], [9.0, 1.0]])
@@ -69,6 +71,27 @@ def test_segments_of_any_shape(native, generator, shape, indptr, index_dtype):
         assert torch.equal(by_name, result)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 33])
+@pytest.mark.parametrize("dtype", [*NATIVE_DTYPES, torch.int16])
+def test_extremes_are_the_first_of_equal_entries_and_never_nan(native, generator, dtype, channels):
+    if dtype.is_floating_point:
+        pool = torch.tensor([-torch.inf, torch.inf, torch.nan, -0.0, 0.0, 1.0, -2.0], dtype=dtype)
+    else:
+        pool = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max, 0, 1, -2], dtype=dtype)
+    indptr = torch.tensor([1, 2, 2, 3, 7, 20, 38])  # begins late and ends early
+    src = pool[torch.randint(len(pool), (40, channels), generator=generator)]
+    src[7:20], src[20:24] = pool[0], pool[1]
+    for name, find in (("max", max), ("min", min)):
+        best, arg = getattr(ops, f"segment_{name}_csr")(src, indptr)
+        for row, channel in itertools.product(range(len(indptr) - 1), range(channels)):
+            start, stop = indptr[row : row + 2].tolist()
+            numbers = {e: v for e in range(start, stop) if (v := src[e, channel].item()) == v}
+            edge = next((e for e, v in numbers.items() if v == find(numbers.values())), 40)
+            assert arg[row, channel] == edge
+            expected = src[edge, channel] if numbers else torch.zeros((), dtype=dtype)
+            assert torch.equal(best[row, channel], expected)
+
+
 @pytest.mark.parametrize(
     ("rows", "indptr", "expected"),
     [
@@ -85,6 +108,8 @@ def test_rows_are_repeated_between_their_pointers_and_zero_before_them(native, r
     assert ops.gather_csr(rows, indptr, out) is out
     assert out.tolist() == [*expected, *[0] * (5 - len(expected))]
     table = torch.stack([rows, 2 * rows])
+    turned = torch.complex(rows, rows).conj()
+    assert ops.gather_csr(turned, indptr).tolist() == [complex(one, -one) for one in expected]
     assert ops.gather_csr(torch.ones(0, 2), torch.zeros(0, 3).long()).shape == (0, 0)
     assert ops.gather_csr(table, indptr[None]).tolist() == [expected, [2 * one for one in expected]]
 
@@ -191,7 +216,7 @@ def test_under_capture_shapes_follow_from_the_arguments(native):
         rows, indptr = mode.from_tensor(SRC), mode.from_tensor(torch.tensor([0, 1, 4]))
         assert segment_sum_rows(rows, indptr).shape == (2, 2)
         assert gather_csr_rows(rows[:2], indptr, 7).shape == (7, 2)
-        assert row_of_each_edge(indptr, 7).shape == (7,)
+        assert [one.shape for one in segment_max_rows(rows, indptr)] == [(2, 2), (2, 2)]
         with pytest.raises(ValueError, match="cannot be read from indptr: pass out="):
             ops.gather_csr(rows[:2], indptr)
         assert ops.gather_csr(rows[:2], indptr, rows.new_empty(7, 2)).shape == (7, 2)
@@ -206,4 +231,4 @@ def test_pointers_are_read_by_the_compiled_kernel(monkeypatch):
     told, find = [], library.packed
     monkeypatch.setattr(library, "packed", lambda name: lambda call: (told.append(call), find(name)(call))[1])
     assert segment_sum_rows(src, indptr).tolist() == [[0, 1], [20, 24]]
-    assert [struct.unpack("8q", call)[4:7] for call in told] == [(5, 2, 2)]  # entries, rows and channels
+    assert [struct.unpack("10q", call)[6:9] for call in told] == [(5, 2, 2)]  # entries, rows and channels

@@ -86,7 +86,8 @@ def launches(
     x, grad, w = (torch.randn(rows, 33).to(dtype) for rows in (7, 7, 40))
     rowptr, perm = sum_on_device.plan(dst, 7)
     for order in (perm, None):
-        kernels.sum_rows(w, rowptr, order)
+        for product in (False, True):
+            kernels.sum_rows(w, rowptr, order, product)
         kernels.cfconv(x, w, src, rowptr, order)
     kernels.products(x, grad, src, dst)
     return found

@@ -2,7 +2,9 @@
 
 A captured graph contains the operations with their tensors, and a replay runs them in the same memory, as on a GPU.
 After a capture, all changes are undone, because a GPU would not have run the operations. The replacement says nothing
-about speed, and of a real device's refusals it knows only waits: reading values and waiting for events.
+about speed, and of a real device's refusals it knows only waits: reading values and waiting for events. It reports
+memory that is written while a copy of another stream may still read it: the host must first wait for an event after
+the copy.
 """
 
 import contextlib
@@ -38,10 +40,34 @@ def waits(func: Any, args: Sequence[Any]) -> bool:
 
 
 class FakeStream:
-    """A stream with a name; it logs its calls."""
+    """A stream with a name; it logs its calls.
+
+    Attributes:
+        copied: The memory of each asynchronous copy that the host has not waited for, and the content at that time.
+        num_copies: Number of asynchronous copies so far.
+    """
 
     def __init__(self, cuda: "FakeCuda", name: str) -> None:
         self._cuda, self.name = cuda, name
+        self.copied: dict[int, tuple[Tensor, Tensor]] = {}
+        self.num_copies = 0
+
+    def copy_from(self, source: Tensor) -> None:
+        """Note that a copy reads this memory from now on."""
+        for earlier, _ in self.copied.values():
+            if earlier.data_ptr() == source.data_ptr():
+                raise AssertionError("memory is copied again before the host has waited for the copy before")
+        self.num_copies += 1
+        self.copied[self.num_copies] = source, source.clone()
+
+    def finish(self, num_copies: int) -> None:
+        """End the first copies, and check that the memory stayed as it was."""
+        for number in [one for one in self.copied if one <= num_copies]:
+            memory, content = self.copied.pop(number)
+            with torch.utils._python_dispatch._disable_current_modes():
+                is_unchanged = torch.equal(memory, content)
+            if not is_unchanged:
+                raise AssertionError("memory was written before the host had waited for the copy that reads it")
 
     def wait_stream(self, other: "FakeStream") -> None:
         self._cuda.log.append(f"{self.name} waits for {other.name}")
@@ -53,15 +79,33 @@ class FakeStream:
 class FakeEvent:
     def __init__(self, cuda: "FakeCuda", number: int) -> None:
         self._cuda, self.number = cuda, number
+        self._stream, self._num_copies = cuda.current_stream(), 0
 
     def record(self, stream: FakeStream | None = None) -> None:
-        self._cuda.log.append(f"event {self.number} after {(stream or self._cuda.current_stream()).name}")
+        self._stream = stream or self._cuda.current_stream()
+        self._num_copies = self._stream.num_copies
+        self._cuda.log.append(f"event {self.number} after {self._stream.name}")
 
     def query(self) -> bool:
         return self._cuda.has_arrived
 
     def synchronize(self) -> None:
         self._cuda.wait(f"event {self.number}")
+        self._stream.finish(self._num_copies)
+
+
+class _Copies(TorchDispatchMode):
+    """Note the memory that asynchronous copies on a stream read."""
+
+    def __init__(self, stream: FakeStream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.name == "aten::copy_" and (kwargs.get("non_blocking") or args[2:] == (True,)):
+            self._stream.copy_from(args[1])
+        return func(*args, **kwargs)
 
 
 class FakeGraph:
@@ -145,7 +189,7 @@ class FakeCuda:
     def Stream(self, device: Any = None) -> FakeStream:
         return FakeStream(self, f"stream {self._next('stream')}")
 
-    def Event(self) -> FakeEvent:
+    def Event(self, blocking: bool = False) -> FakeEvent:
         return FakeEvent(self, self._next("event"))
 
     def CUDAGraph(self) -> FakeGraph:
@@ -158,7 +202,8 @@ class FakeCuda:
     def stream(self, stream: FakeStream) -> Iterator[None]:
         before = self.current_stream()
         self._of_thread.stream = stream
-        yield
+        with _Copies(stream):
+            yield
         self._of_thread.stream = before
 
     def device(self, device: Any) -> contextlib.AbstractContextManager[None]:

@@ -119,14 +119,23 @@ lowers("popgeo.scatter_max.default")(_extremum(largest=True))
 lowers("popgeo.scatter_min.default")(_extremum(largest=False))
 
 
-@lowers("popgeo.segment_sum.default")
-def _segment_sum(out: Tensor, src: Tensor, indptr: Tensor) -> NativeCall | None:
-    (num_edges, channels), num_rows, dtype = src.shape, indptr.numel() - 1, src.dtype
-    fits = _fit((indptr, (num_rows + 1,), torch.int64), (out, (num_rows, channels), dtype))
-    if num_rows < 0 or dtype not in NATIVE_DTYPES or not fits:
-        return None
-    sizes = num_edges, num_rows, channels, THREADS
-    return native_call("popgeo_segment_sum", NATIVE_DTYPES[dtype], src, indptr, out, *sizes, num_threads=7)
+def _segments(how: int) -> _Words:
+    def words_of(out: Tensor, *arguments: Any) -> NativeCall | None:
+        (*arg, src, indptr), num_rows = arguments, arguments[-1].numel() - 1
+        (num_edges, channels), dtype = src.shape, src.dtype
+        results = [(one, (num_rows, channels), torch.int64) for one in arg]
+        fits = _fit((indptr, (num_rows + 1,), torch.int64), (out, (num_rows, channels), dtype), *results)
+        if num_rows < 0 or dtype not in NATIVE_DTYPES or num_edges > _MAX_INT32 or not fits:
+            return None
+        pointers, sizes = (src, indptr, out, *(arg or [None])), (num_edges, num_rows, channels, THREADS)
+        return native_call("popgeo_segment_reduce", how, NATIVE_DTYPES[dtype], *pointers, *sizes, num_threads=9)
+
+    return words_of
+
+
+lowers("popgeo.segment_sum.default")(_segments(0))
+lowers("popgeo.segment_min.default")(_segments(1))
+lowers("popgeo.segment_max.default")(_segments(2))
 
 
 @lowers("popgeo.plan.default")

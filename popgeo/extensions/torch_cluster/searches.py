@@ -213,7 +213,7 @@ def _pointers(
 def _starts(clouds: Tensor, batch: Tensor | None, num_points: int) -> Tensor:
     if batch is None:  # all points are in the first cloud
         return torch.where(clouds == 0, 0, num_points)
-    return torch.bucketize(clouds, batch)
+    return torch.bucketize(clouds, batch.contiguous())
 
 
 def _edges(pairs: Tensor, flow: str) -> Tensor:

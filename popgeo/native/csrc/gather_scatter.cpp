@@ -211,17 +211,28 @@ EXPORT int64_t popgeo_scatter_sum(const SumCall* packed) {
   });
 }
 
-struct SegmentSumCall {
+struct SegmentCall {
+  int64_t how;  // 0: the sum; 1: the smallest entry; 2: the largest; 3: the mean of float32 or float64
   int64_t dtype;
   const void* src;
   const int64_t* indptr;
   void* out;
+  int64_t* arg;  // edge of each extreme
   int64_t num_edges, num_rows, channels, num_threads;
 };
 
-// Row i is the sum of the edges indptr[i] .. indptr[i + 1]).
-EXPORT int64_t popgeo_segment_sum(const SegmentSumCall* packed) {
-  const SegmentSumCall call = *packed;
+// Divides the sums of rows by their numbers of edges.
+template <class T>
+static void divide(T* out, const Plan& plan, int64_t channels) {
+  for (int64_t row = 0; row < plan.num_rows; ++row) {
+    const int32_t count = plan.rowptr[row + 1] - plan.rowptr[row];
+    for (int64_t c = 0; count > 1 && c < channels; ++c) out[row * channels + c] /= T(count);
+  }
+}
+
+// Row i is a reduction of the edges indptr[i] .. indptr[i + 1]).
+EXPORT int64_t popgeo_segment_reduce(const SegmentCall* packed) {
+  const SegmentCall call = *packed;
   if (!popgeo::climbs(call.indptr, call.num_rows, call.num_edges)) return popgeo::BAD_INPUT;
   Aligned aligned;
   const void* src = aligned(call.src, call.num_edges * call.channels, size_of(call.dtype));
@@ -229,7 +240,13 @@ EXPORT int64_t popgeo_segment_sum(const SegmentSumCall* packed) {
   if (aligned.failed() || !rowptr) return free(rowptr), popgeo::NO_MEMORY;
   for (int64_t row = 0; row <= call.num_rows; ++row) rowptr[row] = int32_t(popgeo::number_at(call.indptr, row));
   const Plan plan{rowptr, nullptr, call.num_edges, call.num_rows, 0, call.num_threads};
-  popgeo::kernels(call.channels).sum(call.dtype, plan, src, call.out, call.channels);
+  const popgeo::Kernels& kernels = popgeo::kernels(call.channels);
+  if (call.how == 1 || call.how == 2)
+    kernels.extremum(call.how == 2, call.dtype, plan, src, call.out, call.arg, call.channels);
+  else
+    kernels.sum(call.dtype, plan, src, call.out, call.channels);
+  if (call.how == 3 && call.dtype == 0) divide(static_cast<float*>(call.out), plan, call.channels);
+  if (call.how == 3 && call.dtype == 1) divide(static_cast<double*>(call.out), plan, call.channels);
   free(rowptr);
   return popgeo::OK;
 }

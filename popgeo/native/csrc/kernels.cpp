@@ -6,6 +6,7 @@
 // (see setup.py); gather_scatter.cpp chooses. No function allocates memory or throws.
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "convolution.h"
 #include "kernels.h"
@@ -113,39 +114,53 @@ inline bool wins(V value, V best, bool is_first) {
 constexpr int64_t WIDTH = 32;  // channels that stay in registers
 
 // Finds the extremes of `width` channels of a row and their edges; 0 and num_edges for a row without numbers.
-template <bool LARGEST, class T, class V>
-inline void extremum_of_row(const Plan& plan, int64_t row, const T* src, V* best, int32_t* from, int64_t width, int64_t channels) {
+template <bool LARGEST, class T, class Width>
+inline void extremum_of_row(const Plan& plan, int64_t row, const T* src, T* out, int64_t* arg, Width width, int64_t channels) {
+  using V = typename Sum<T>::type;
+  using Limits = std::numeric_limits<V>;
+  constexpr V infinity = Limits::has_infinity ? Limits::infinity() : Limits::max();
+  constexpr V worst = !LARGEST ? infinity : Limits::has_infinity ? -infinity : Limits::min();
   const int32_t none = int32_t(plan.num_edges);
   const int64_t ahead = plan.perm ? edges_ahead(channels) : 0, last_edge = plan.num_edges - 1;
-  for (int64_t c = 0; c < width; ++c) best[c] = 0, from[c] = none;
-  for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p) {
-    const int32_t edge = plan.perm ? plan.perm[p] : int32_t(p);
+  const int64_t begin = plan.rowptr[row], end = plan.rowptr[row + 1];
+  const auto edge_at = [&](int64_t p) { return plan.perm ? plan.perm[p] : int32_t(p); };
+  V best[WIDTH];
+  int32_t from[WIDTH];
+  for (int64_t c = 0; c < width; ++c) best[c] = worst, from[c] = none;
+  for (int64_t p = begin; p < end; ++p) {
+    const int32_t edge = edge_at(p);
     const T* values = src + int64_t(edge) * channels;
     if (ahead) {
       const T* later = src + int64_t(plan.perm[p + ahead < last_edge ? p + ahead : last_edge]) * channels;
       for (int64_t c = 0; c < width; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(later + c);
     }
     for (int64_t c = 0; c < width; ++c) {
-      const auto value = widen(values[c]);
-      const bool better = wins<LARGEST>(value, best[c], from[c] == none);
-      best[c] = better ? value : best[c];
+      const V value = widen(values[c]);
+      const bool better = LARGEST ? value > best[c] : value < best[c];
       from[c] = better ? edge : from[c];
+      best[c] = better ? value : best[c];
     }
+  }
+  for (int64_t c = 0; c < width; ++c) {
+    for (int64_t p = begin; p < end && from[c] == none; ++p)  // without a better value than the worst
+      if (widen(src[int64_t(edge_at(p)) * channels + c]) == worst) from[c] = edge_at(p);
+    out[row * channels + c] = Narrow<T>::of(from[c] == none ? V(0) : best[c]);
+    arg[row * channels + c] = from[c];
   }
 }
 
 template <bool LARGEST, class T>
 void extremum(const Plan& plan, const T* src, T* out, int64_t* arg, int64_t channels) {
-  using V = typename Sum<T>::type;
   for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
+    if (channels == 1) {  // a known width stays in registers
+      constexpr std::integral_constant<int64_t, 1> one;
+      for (int64_t row = begin; row < end; ++row) extremum_of_row<LARGEST>(plan, row, src, out, arg, one, one);
+      return;
+    }
     for (int64_t row = begin; row < end; ++row)
       for (int64_t first = 0; first < channels; first += WIDTH) {
         const int64_t width = channels - first < WIDTH ? channels - first : WIDTH;
-        V best[WIDTH];
-        int32_t from[WIDTH];
-        extremum_of_row<LARGEST>(plan, row, src + first, best, from, width, channels);
-        for (int64_t c = 0; c < width; ++c) out[row * channels + first + c] = Narrow<T>::of(best[c]);
-        for (int64_t c = 0; c < width; ++c) arg[row * channels + first + c] = from[c];
+        extremum_of_row<LARGEST>(plan, row, src + first, out + first, arg + first, width, channels);
       }
   });
 }

@@ -8,6 +8,7 @@ from typing_extensions import Unpack
 
 from popgeo.nn.models.gnn import GNN, Activation, BatchIndex, StackChoices
 from popgeo.ops import scatter
+from popgeo.ops.gather_scatter import rows_of_ends
 
 
 class GCN(GNN):
@@ -95,5 +96,5 @@ def normalized(batched: BatchIndex, add_self_loops: bool, dtype: torch.dtype) ->
     degree = scatter(weight, dst, dim=0, dim_size=num_nodes) + loops
     d = torch.where(degree > 0, degree, 1.0).rsqrt()
     d = torch.where(degree > 0, d, 0.0)
-    weight = d.index_select(0, src) * weight * d.index_select(0, dst)
+    weight = rows_of_ends(d, src) * weight * rows_of_ends(d, dst)
     return replace(batched, edge_weight=torch.cat([weight, d * loops * d]))

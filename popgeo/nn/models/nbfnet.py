@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo.nn.models.bellman_ford import BellmanFordLayer, QueriedGraph
+from popgeo.ops import gather_coo
 from popgeo.ops.refusals import check_choice, check_least, check_shapes, require
 
 
@@ -105,7 +106,7 @@ class NBFNet(nn.Module):
             h = h + layer(h, graph)
         h = h.transpose(0, 1)  # [num_queries, num_nodes, channels]
         if tails is not None:
-            h = h.gather(1, tails.unsqueeze(2).expand(-1, -1, h.size(2)))  # [num_queries, num_tails, channels]
+            h = gather_coo(h, tails)  # [num_queries, num_tails, channels]
         score = self.mlp(torch.cat([h, graph.query.unsqueeze(1).expand_as(h)], dim=2)).squeeze(2)
         return score if tails is not None else torch.where(nodes_mask, score, -torch.inf)
 

@@ -12,6 +12,7 @@ from popgeo.nn.filter_grid import FilterNetworks, GridFilters
 from popgeo.nn.models.atom_model import AtomModel
 from popgeo.nn.radial import GaussianSmearing, ShiftedSoftplus, envelope_for
 from popgeo.ops import global_add_pool
+from popgeo.ops.gather_scatter import rows_of_ends
 
 
 class CFConv(nn.Module):
@@ -192,7 +193,7 @@ def dipole_magnitude(
     total = global_add_pool(mass, batch, num_graphs)  # [num_graphs, 1]
     total = torch.where(total > 0, total, 1)
     centre = global_add_pool(mass * pos, batch, num_graphs) / total  # [num_graphs, 3]
-    moment = global_add_pool(charge * (pos - centre[batch]), batch, num_graphs)  # [num_graphs, 3]
+    moment = global_add_pool(charge * (pos - rows_of_ends(centre, batch)), batch, num_graphs)  # [num_graphs, 3]
     square = moment.square().sum(1, keepdim=True)
     moved = square != 0  # also true for NaN, which stays NaN
     return torch.where(moved, torch.where(moved, square, 1).sqrt(), 0)  # [num_graphs, 1]

@@ -78,7 +78,8 @@ def test_scatters_and_gathers_have_the_bits_of_the_operations(dtype, is_sorted):
 def test_segments_have_the_bits_of_the_operations(dtype):
     for num_edges, num_rows, channels in SIZES:
         cuts = torch.randint(num_edges + 1, (num_rows + 1,)).sort().values
-        check("segment_sum", random(num_edges, channels, dtype=dtype), cuts)
+        for name in ("segment_sum", "segment_max", "segment_min"):
+            check(name, random(num_edges, channels, dtype=dtype), cuts)
         check("gather_csr", random(num_rows, channels, dtype=dtype), cuts, num_edges)
 
 
@@ -150,6 +151,8 @@ def test_an_index_out_of_range_is_reported(outside):
 @pytest.mark.parametrize("pointers", [[0, 3, 2], [-1, 2, 3], [0, 3, 5]])
 def test_pointers_that_descend_or_leave_the_edges_are_reported(pointers):
     fails("segment_sum", [torch.empty(2, 3)], random(4, 3), torch.tensor(pointers))
+    extremes = [torch.empty(2, 3), torch.empty(2, 3, dtype=torch.int64)]
+    fails("segment_max", extremes, random(4, 3), torch.tensor(pointers))
     fails("gather_csr", [torch.empty(4, 3)], random(2, 3), torch.tensor(pointers), 4)
 
 

@@ -78,6 +78,7 @@ ROWS = {
         lambda x, i, j, w: torch.ops.popgeo.cfconv_backward(torch.ones(13, 9, dtype=x.dtype) * 2, x, w, i, j),
     ),
     "segments": (lambda x, i, j, w: ops.segment_csr(w, torch.tensor([1, 4, 4, 20])),),
+    "maximum of segments": (lambda x, i, j, w: ops.segment_csr(w, torch.tensor([1, 4, 4, 20]), reduce="max"),),
 }
 ROW_SPLITS = [
     {"rows": 1, "columns": 1, "lookups": 1},

@@ -118,12 +118,14 @@ def lower_scatter(scope: Scope, op: Op) -> None:
 
 
 def lower_extremum(scope: Scope, op: Op) -> None:
-    """Lower popgeo.scatter_max(src, index, num_rows) -> (out, arg): a tile takes all updates of its columns."""
+    """Lower popgeo.scatter_max(src, index, num_rows) and popgeo.segment_max(src, indptr).
+
+    A tile takes all updates of its columns.
+    """
     updates, index = scope.region(op.args[0].value), scope.region(op.args[1].value)
     out = scope.region(op.outputs[0])
     arg = None if op.outputs[1] is None else scope.region(op.outputs[1])
-    num_rows, columns = out.elements.shape
-    parts, arguments = rows_for_tiles(scope, columns), (Operand(0), Operand(1), num_rows)
+    parts, arguments = rows_for_tiles(scope, out.elements.shape[1]), (Operand(0), Operand(1), *op.args[2:3])
     in_parts(scope, op.target, [updates, index], [out, arg], parts, arguments, whole=(1,), dim=1)
 
 
