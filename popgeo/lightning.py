@@ -119,7 +119,7 @@ class CompiledModule(LightningModule):
         if self.training not in self._forwards:
             replicas = dist.get_world_size() if dist.is_initialized() else 1
             options = StepOptions(replication_factor=replicas)
-            self._forwards[self.training] = compile_forward(self.model, backend=self._backend_here(), options=options)
+            self._forwards[self.training] = compile_forward(self.model, backend=self._backend, options=options)
         return self._forwards[self.training](*args, **kwargs)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
@@ -171,9 +171,6 @@ class CompiledModule(LightningModule):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_step": None, "_forwards": {}}  # callbacks copy modules
 
-    def _backend_here(self) -> Backend | str:
-        return self._backend or ("cuda" if self.device.type == "cuda" else "cpu")
-
     def _compiled(self, optimizer: Optimizer) -> CompiledStep:
         """Compile the step for this Trainer, or raise a ValueError for a setting that it does not support."""
         trainer, options = self.trainer, self._options
@@ -204,7 +201,7 @@ class CompiledModule(LightningModule):
         replicas = max(options.replication_factor, trainer.world_size)
         raises = options.floating_point_exceptions or torch.is_anomaly_enabled()
         options = replace(options, replication_factor=replicas, floating_point_exceptions=raises)
-        step = compile_step(self.model, optimizer, backend=self._backend_here(), options=options)
+        step = compile_step(self.model, optimizer, backend=self._backend, options=options)
         if (run := self._resumed_run()) is not None:
             with torch.random.fork_rng(devices=()):  # on_train_start has already restored torch's random numbers
                 step.load_run_state(run)

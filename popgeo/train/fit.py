@@ -49,15 +49,15 @@ class Fit:
     ) -> None:
         self.options, self.loaders, self.folder, self.weights = options, loaders, options.out, weights
         self.checksums = checksums
-        self.labels, backend = tuple(weights), "cpu" if options.device == "cpu" else "cuda"
+        self.labels = tuple(weights)
         self.model = ForceLoss(field, weights, options.loss).train()
         self.average = AveragedModel(field, multi_avg_fn=_moving_average(options.ema_decay))
         self.optimizer = torch.optim.AdamW(field.parameters(), lr=options.lr, weight_decay=options.weight_decay)
         self.plateau = ReduceLROnPlateau(self.optimizer, factor=options.lr_factor, patience=options.lr_patience)
         of_step = StepOptions(max_grad_norm=options.clip_grad, show_progress=False)
-        self.step = compile_step(self.model, self.optimizer, backend=backend, options=of_step)
+        self.step = compile_step(self.model, self.optimizer, options=of_step)
         self.best: ForceField = self.average.module  # type: ignore[assignment]  # a copy of the field
-        self.evaluate = compile_forward(ForceLoss(self.best, weights, options.loss).eval(), backend=backend)
+        self.evaluate = compile_forward(ForceLoss(self.best, weights, options.loss).eval())
         self.history: list[dict[str, float]] = []
         costs = torch.zeros(len(weights), 2, dtype=torch.float64)
         self.reached: dict[str, Any] = {"best_epoch": 0, "best_loss": math.inf, "graphs": 0, "costs": costs}
