@@ -18,6 +18,7 @@ from popgeo.engine.backend import Backend, device_of, require_served
 from popgeo.engine.optimizer.capturable import check_capturable
 from popgeo.engine.optimizer.update import Update
 from popgeo.engine.pipeline.staging import Staging
+from popgeo.engine.replicas import refuse_wrapped
 from popgeo.engine.step_options import StepOptions
 
 
@@ -101,6 +102,7 @@ class Recipe:
         require_served(self.backend, self.options)
         if self.backend is Backend.CUDA and self.optimizer is not None:
             check_capturable(self.optimizer)
+            refuse_wrapped(self.module)
 
     @cached_property
     def module(self) -> nn.Module:
