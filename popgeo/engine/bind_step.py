@@ -92,7 +92,9 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
             replicas.share_weights(shared)
             staging = None if plan is None else plan.staging
             is_padded = largest is not None or _has_masks(arguments)
-            runner = StepRunner(model, options, recipe.backend, step, update, replicas, staging, is_padded)
+            runner = StepRunner(
+                model, options, recipe.backend, step, update, replicas, staging, is_padded, recipe.average
+            )
         warn_of_padded_norms(model, (name for name, _ in leaves(arguments.structure)))
     if optimizer is not None:
         refuse_empty_updates(optimizer)

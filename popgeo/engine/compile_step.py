@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from popgeo.did_you_mean import names_arguments
 from popgeo.engine.backend import Backend, backend_of, devices_of
@@ -27,6 +28,7 @@ def compile_step(
     options: StepOptions | None = None,
     learning_rate: Callable[[int], float] | None = None,
     autocast: torch.dtype | None = None,
+    average: AveragedModel | None = None,
 ) -> CompiledStep:
     """Compile a model so that a call runs forward pass, backward pass and the optimizer's update as one step.
 
@@ -48,6 +50,8 @@ def compile_step(
         learning_rate: Learning rate of each update, counted from 0. Default: the optimizer's own.
         autocast: `torch.bfloat16` or `torch.float16`: type of the forward pass for operations in which it is safe.
             Default: the type of the weights.
+        average: A moving average of the model's weights, `torch.optim.swa_utils.AveragedModel(model, ...)`, which each
+            update brings up to date; on a GPU within the CUDA graph. Default: none.
 
     Returns:
         The compiled step, which is called like `model`.
@@ -80,6 +84,7 @@ def compile_step(
         backend=backend_of(backend, devices_of(model)),
         learning_rate=learning_rate,
         autocast=autocast,
+        average=average,
     )
     return _compile_for(CompiledStep(recipe), example_batch)
 

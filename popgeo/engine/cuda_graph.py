@@ -18,6 +18,7 @@ from popgeo.engine.backend import device_of
 from popgeo.engine.gradient_accumulation import CallResults, micro_batch, write_back
 from popgeo.engine.optimizer.capturable import CapturableOptimizer
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
+from popgeo.engine.optimizer.weight_average import update_average
 from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_recipe import Recipe
 from popgeo.ops import sum_on_device
@@ -64,6 +65,9 @@ class CudaGraphRunner:
         self._options, self._autocast, self._device, self._cuda = recipe.options, recipe.autocast, device, cuda
         self._mode = recipe.options.chosen_output_mode(trains=optimizer is not None)
         self._optimizer = None if optimizer is None else CapturableOptimizer(optimizer, device, recipe.learning_rate)
+        self._average = recipe.average
+        if self._average is not None:
+            self._average.n_averaged = self._average.n_averaged.to(device)
         self._trained = [p for name, p in recipe.module.named_parameters() if name in step.trained]
         given = step.graph.inputs_of(Role.ARGUMENT)
         self._written = [position for position, one in enumerate(given) if one in step.written]
@@ -195,6 +199,10 @@ class CudaGraphRunner:
             scaling = GradientScaling(divisor=options.gradient_divisor, max_grad_norm=options.max_grad_norm)
             scaling.apply(self._trained, at_once=True)
             self._optimizer.step()
+            if self._average is not None and self._left_to_warm_up:
+                self._average.update_parameters(self._model)  # the first one copies the weights
+            elif self._average is not None:
+                update_average(self._average, self._model)
         return made
 
     def _forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -208,7 +216,8 @@ class CudaGraphRunner:
         return list(flatten(tree)[0])
 
     def _addresses_now(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
+        models = [self._model] if self._average is None else [self._model, self._average]
+        return [tensor.data_ptr() for one in models for tensor in (*one.parameters(), *one.buffers())]
 
 
 def _explain(error: BaseException) -> str:

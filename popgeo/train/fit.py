@@ -55,7 +55,7 @@ class Fit:
         self.optimizer = torch.optim.AdamW(field.parameters(), lr=options.lr, weight_decay=options.weight_decay)
         self.plateau = ReduceLROnPlateau(self.optimizer, factor=options.lr_factor, patience=options.lr_patience)
         of_step = StepOptions(max_grad_norm=options.clip_grad, show_progress=False)
-        self.step = compile_step(self.model, self.optimizer, options=of_step)
+        self.step = compile_step(self.model, self.optimizer, options=of_step, average=self.average)
         self.best: ForceField = self.average.module  # type: ignore[assignment]  # a copy of the field
         self.evaluate = compile_forward(ForceLoss(self.best, weights, options.loss).eval())
         self.history: list[dict[str, float]] = []
@@ -106,7 +106,6 @@ class Fit:
                         f"The loss is {loss} in epoch {self.epoch + 1}. Lower --lr, or pass --clip-grad 10; "
                         f"{self.folder / BEST} holds the best so far."
                     )
-                self.average.update_parameters(self.model.field)
                 count = int(batch.graphs_mask.sum())
                 self.reached["costs"] = self.reached["costs"] + found["costs"].double().cpu()
                 self.reached["graphs"] += count
@@ -194,9 +193,11 @@ def _like(own: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 def _moving_average(decay: float) -> Any:
     """Return the update of an exponential moving average, with a faster decay at first; decay 0 copies the weights."""
 
-    def update(averages: Sequence[Tensor], weights: Sequence[Tensor], number: Tensor | int) -> None:
-        forget = 1 - min(decay, (1 + int(number)) / (10 + int(number)))
-        torch._foreach_lerp_(list(averages), list(weights), forget)
+    def update(averages: Sequence[Tensor], weights: Sequence[Tensor], number: Tensor) -> None:
+        count = number.double()
+        forget = 1 - ((1 + count) / (10 + count)).clamp(max=decay)
+        for average, weight in zip(averages, weights, strict=True):
+            average.lerp_(weight, forget.to(average.dtype))
 
     return update
 
