@@ -21,7 +21,8 @@ class Backend(Enum):
 
 
 _NOT_ON_A_GPU = (
-    "random_seed", "accumulation_dtype", "optimizer_state_dtype", "master_weights", "stochastic_rounding", "cache_dir",
+    "random_seed", "accumulation_dtype", "optimizer_state_dtype", "master_weights", "stochastic_rounding",
+    "shard_optimizer_state", "cache_dir",
 )  # fmt: skip
 
 

@@ -248,6 +248,7 @@ def test_of_a_long_error_the_first_line_is_told(cuda: FakeCuda, monkeypatch):
         ({"accumulation_dtype": torch.float32}, r"does not support accumulation_dtype\."),
         ({"optimizer_state_dtype": torch.bfloat16}, r"does not support optimizer_state_dtype\."),
         ({"master_weights": True}, r"does not support master_weights\."),
+        ({"shard_optimizer_state": True}, r"does not support shard_optimizer_state\."),
         ({"stochastic_rounding": True}, r"does not support .*stochastic_rounding\."),
     ],
     ids=str,
