@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
     """
     if name != "grouped_matmul":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if sys._getframe(1).f_globals["__name__"] == "torch_geometric.typing":
+    if sys._getframe(1).f_globals.get("__name__") == "torch_geometric.typing":
         keep_relations_apart()
         raise AttributeError(name)
     return grouped_products.grouped_matmul
