@@ -1,23 +1,18 @@
 """Step times on a GPU: eager PyG, torch.compile, packed batches, and packed batches in one CUDA graph.
 
-SchNet on molecules of QM9's sizes, GIN on graphs of NCI1's sizes, a layer of graph transformer, at 32 and 512 graphs
-per batch. Each line has the time of a training step, graphs per second, the share of the time spent waiting for the
-loader, and the ratio to eager PyG on ordinary batches. The lines of the CUDA graph also show the goal: 3 at 32 graphs,
-1.5 at 512. Two trainings from the same seed must give bitwise equal weights. Without a CUDA device, the script prints a
-message and ends. `--device cpu` tries the same code on the processor; its times say nothing about a GPU. `--limits`
-prints the bytes and the arithmetic of SchNet's step, and the least time for them on an H100; it needs no GPU.
-
-`--waiting` prints the share of its time that a training loop waits for the loader; it needs no GPU, too. The step is
-emulated: it copies a batch into the step's inputs, as a CUDA graph's step does, and then sleeps until as much time has
-passed as the step took on an H100. A thread that sleeps holds neither Python's lock nor a core, as during a GPU's work.
-Copies to the device are copies in the processor's memory. Starts of epochs count.
+SchNet on molecules of QM9's sizes, with and without forces, and GIN on graphs of NCI1's sizes, at 32 and 512 graphs per
+batch. Each line has the time of a training step, graphs per second, the share of the time spent waiting for the
+loader, the most memory of a step, and the ratios to eager PyG on ordinary batches. The lines of the CUDA graph also
+show the goal: 3 at 32 graphs, 1.5 at 512. Then come the batches per second of the loader alone and of the step alone.
+Two trainings from the same seed must give bitwise equal weights. After `--minutes` (6), the peers that torch.compile
+compiles are left out, so that the rest ends within two minutes more. Without a CUDA device, the script prints a message
+and ends. `--device cpu` tries the same code on the processor; its times say nothing about a GPU. `--limits` prints the
+bytes and the arithmetic of SchNet's step, and the least time for them on an H100; it needs no GPU.
 """
 
 import argparse
 import copy
-import os
-import platform
-import statistics
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -31,12 +26,11 @@ from gpu_limits import limits_of
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import GINConv, TransformerConv, global_add_pool
+from torch_geometric.nn import GINConv, global_add_pool
 
 from popgeo import compile_step
-from popgeo.byte_block import ByteBlock, starts_in_one_block
 from popgeo.command_line import run
-from popgeo.data import FixedSizeOptions, FlatStore
+from popgeo.data import FixedSizeOptions
 from popgeo.datasets import Molecules
 from popgeo.filter_choice import filters_at_each_edge, parts_with_filters
 from popgeo.loader import FixedSizeDataLoader
@@ -46,20 +40,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from compile_once import Distances
 
 GOALS = {32: 3.0, 512: 1.5}
-STEP_SECONDS = {32: 2.6e-3, 512: 7.9e-3}  # a step of SchNet in one CUDA graph on an H100
 
 
 class Loss(nn.Module):
-    """A model and the mean absolute error of its real graphs."""
+    """A model and the mean absolute error of its real graphs, and of its forces if asked; their targets are 0."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, forces: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.forces = model, forces
 
     def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, batch: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """Return the loss; `mask` has one entry per graph and is True for real graphs."""
+        pos = pos.detach().requires_grad_(self.forces)
         predicted = self.model(x, pos, edge_index, batch, mask.shape[0])
-        return torch.where(mask, (predicted - y).abs(), 0).sum() / mask.sum()
+        loss = torch.where(mask, (predicted - y).abs(), 0).sum()
+        if self.forces:
+            loss = loss + torch.autograd.grad(predicted.sum(), pos, create_graph=True)[0].abs().sum()
+        return loss / mask.sum()
 
 
 class MolecularSchNet(nn.Module):
@@ -111,6 +108,7 @@ class Case:
     model: Callable[[], nn.Module]
     peer: Callable[[], nn.Module]
     graphs: list[Data]
+    forces: bool = False
 
 
 def make_cases(num_graphs: int, channels: int) -> list[Case]:
@@ -136,17 +134,14 @@ def make_cases(num_graphs: int, channels: int) -> list[Case]:
     def gin(width: int) -> nn.Module:
         return GINConv(nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)))
 
-    def transformer(width: int) -> nn.Module:
-        return TransformerConv(width, width // 4, heads=4)
+    def gins() -> nn.Module:
+        return Layers(gin, 5, channels)
 
-    def layers(make: Callable[[int], nn.Module], depth: int) -> dict[str, Callable[[], nn.Module]]:
-        return dict.fromkeys(("model", "peer"), lambda: Layers(make, depth, channels))
-
-    schnets = {"model": lambda: MolecularSchNet(channels), "peer": lambda: PygSchNet(channels)}
+    schnets: dict[str, Any] = {"model": lambda: MolecularSchNet(channels), "peer": lambda: PygSchNet(channels)}
     return [
         Case(name="SchNet, QM9", graphs=qm9, **schnets),
-        Case(name="GIN, NCI1", graphs=nci1, **layers(gin, 5)),
-        Case(name="transformer layer, QM9", graphs=qm9, **layers(transformer, 1)),
+        Case(name="GIN, NCI1", graphs=nci1, model=gins, peer=gins),
+        Case(name="SchNet with forces, QM9", graphs=qm9, forces=True, **schnets),
     ]
 
 
@@ -197,60 +192,81 @@ def packed_loader(graphs: Any, batch_size: int, **choices: Any) -> FixedSizeData
     return FixedSizeDataLoader(graphs, fixed_size_options=sizes, fixed_size_strategy="Window", **choices)
 
 
-def bench(case: Case, batch_size: int, device: str, num_steps: int) -> None:
-    """Print the lines of one model at one batch size."""
-    backend = "cuda" if device == "cuda" else "cpu"
+def bench(case: Case, batch_size: int, device: str, num_steps: int, end: float) -> None:
+    """Print the lines of one model at one batch size; after the time `end` without the peers of torch.compile."""
     packed = packed_loader(case.graphs, batch_size, shuffle=True, device=device)
     ordinary = DataLoader(case.graphs, batch_size, shuffle=True)
     torch.manual_seed(0)
-    first, peer = Loss(case.model()).to(device), Loss(case.peer()).to(device)
+    first, peer = (Loss(make(), case.forces).to(device) for make in (case.model, case.peer))
 
     def of_ordinary(batch: Any) -> tuple[Tensor, ...]:
         there = batch.to(device, non_blocking=True)
         mask = torch.ones(batch.num_graphs, dtype=torch.bool, device=device)
         return there.x, there.pos, there.edge_index, there.batch, there.y, mask
 
-    ways: dict[str, tuple[Callable[..., Tensor], Any, Any]] = {
-        "eager PyG, ordinary batches": (eager(copy.deepcopy(peer)), ordinary, of_ordinary),
-        "torch.compile(dynamic=True)": (
-            eager(torch.compile(copy.deepcopy(peer), dynamic=True)),  # type: ignore[arg-type]  # it is a module
-            ordinary,
-            of_ordinary,
-        ),
-        "popgeo, packed, eager": (eager(copy.deepcopy(first)), packed, of_packed),
-        f"popgeo, packed, compile_step({backend!r})": (compiled(copy.deepcopy(first), backend), packed, of_packed),
+    def own() -> Callable[..., Tensor]:
+        return compiled(copy.deepcopy(first))
+
+    def by_torch(**how: Any) -> Callable[..., Tensor]:
+        return eager(torch.compile(copy.deepcopy(peer), **how))  # type: ignore[arg-type]  # it is a module
+
+    ways: dict[str, tuple[Callable[[], Callable[..., Tensor]], Any, Any]] = {
+        "eager PyG, ordinary batches": (lambda: eager(copy.deepcopy(peer)), ordinary, of_ordinary),
+        "popgeo, packed, eager": (lambda: eager(copy.deepcopy(first)), packed, of_packed),
+        "popgeo, packed, compile_step": (own, packed, of_packed),
+        "PyG, torch.compile(dynamic=True)": (lambda: by_torch(dynamic=True), ordinary, of_ordinary),
+        "PyG, packed, reduce-overhead": (lambda: by_torch(mode="reduce-overhead"), packed, of_packed),
     }
-    if device == "cpu":
-        del ways["torch.compile(dynamic=True)"]  # compiling takes a minute and says nothing about a GPU
     graphs_of = {ordinary: len(case.graphs) / len(ordinary), packed: len(case.graphs) / len(packed)}
     print(f"\n{case.name}, {batch_size} graphs per batch, packed into {packed.fixed_size_options}")
-    base = 0.0
-    for name, (step, loader, inputs) in ways.items():
-        seconds, waited = measure(step, loader, inputs, num_steps)
+    base = memory = 0.0
+    for name, (make, loader, inputs) in ways.items():
+        # On the processor, compiling takes a minute and says nothing about a GPU.
+        if name.startswith("PyG") and (device == "cpu" or time.perf_counter() > end):
+            print(f"  {name:33} left out")
+            continue
+        held = start_of_memory(device)
+        try:
+            seconds, waited = measure(make(), loader, inputs, num_steps)
+        except Exception as error:  # torch.compile has no double backward pass
+            print(f"  {name:33} fails: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:90]}")
+            continue
+        most = (torch.cuda.max_memory_allocated() - held) / 2**20 if device == "cuda" else 0.0
         rate = graphs_of[loader] / seconds
-        base = base or rate
+        base, memory = base or rate, memory or most
         goal = f" (goal: {GOALS[batch_size]:g})" if "compile_step" in name and batch_size in GOALS else ""
+        shown = f", {most:7,.0f} MiB, {most / memory:4.2f}x" if memory else ""
         print(
-            f"  {name:38} {1e3 * seconds:8.3f} ms per step, {rate:10,.0f} graphs/s, waited {waited:5.1%}, "
+            f"  {name:33} {1e3 * seconds:8.3f} ms per step, {rate:10,.0f} graphs/s, waited {waited:5.1%}{shown}, "
             f"{rate / base:5.2f}x{goal}",
             flush=True,
         )
-    ends = [weights_after(copy.deepcopy(first), backend, packed, of_packed) for _ in range(2)]
+    alone, _ = measure(lambda *given: given[4].sum(), packed, of_packed, num_steps)
+    step_alone, _ = measure(own(), [next(iter(packed))], of_packed, num_steps)
+    print(f"  alone, the loader makes {1 / alone:,.0f} batches/s, and the step runs {1 / step_alone:,.0f} batches/s")
+    ends = [weights_after(copy.deepcopy(first), packed, of_packed) for _ in range(2)]
     same = all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
-    print(f"  two trainings of popgeo's end in {'the same bits' if same else 'DIFFERENT bits'}")
+    print(f"  two trainings of popgeo's end in {'the same bits' if same else 'DIFFERENT bits'}", flush=True)
 
 
-def compiled(model: nn.Module, backend: str) -> Callable[..., Tensor]:
+def start_of_memory(device: str) -> int:
+    """Return the bytes in use on the GPU, and forget the largest number so far."""
+    if device == "cpu":
+        return 0
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def compiled(model: nn.Module) -> Callable[..., Tensor]:
     """Return the same step, compiled."""
-    return compile_step(model, torch.optim.Adam(model.parameters(), lr=1e-3), backend=backend)
+    return compile_step(model, torch.optim.Adam(model.parameters(), lr=1e-3))
 
 
-def weights_after(
-    model: nn.Module, backend: str, loader: FixedSizeDataLoader, inputs: Any, num_steps: int = 6
-) -> list[Tensor]:
+def weights_after(model: nn.Module, loader: FixedSizeDataLoader, inputs: Any, num_steps: int = 6) -> list[Tensor]:
     """Return the weights after `num_steps` steps on the first batches of epoch 0."""
     loader.set_epoch(0)
-    step = compiled(model, backend)
+    step = compiled(model)
     for batch in islice(chain.from_iterable(repeat(loader)), num_steps):
         step(*inputs(batch))
     return [parameter.detach().clone() for parameter in model.parameters()]
@@ -271,61 +287,15 @@ def print_limits(case: Case, batch_size: int) -> None:
     print(f"  popgeo, filters on a grid:    {limits_of(own, inputs)}")
 
 
-def emulated_step(seconds: float) -> Callable[..., Tensor]:
-    """Return a step that takes as long as a GPU's step; it copies batches of fixed size as a CUDA graph's step does."""
-    held: list[ByteBlock] = []
-
-    def step(*given: Tensor) -> Tensor:
-        end = time.perf_counter() + seconds
-        if given:
-            if not held:
-                held.append(ByteBlock([(one.shape, one.dtype) for one in given], starts=starts_in_one_block(given)))
-            held[0].fill(given)
-        time.sleep(max(0.0, end - time.perf_counter()))  # until a deadline, in C
-        return torch.zeros(())
-
-    return step
-
-
-def print_waiting(case: Case, batch_size: int, num_epochs: int) -> None:
-    """Print the shares of its time that a loop with an emulated step waits for PyG's and popgeo's loaders."""
-    store = FlatStore.from_dataset(case.graphs)
-    ordinary = {
-        f"PyG's DataLoader, {n} workers": DataLoader(case.graphs, batch_size, shuffle=True, num_workers=n)
-        for n in (0, 2)
-    }
-    packed = {
-        "popgeo, a list of graphs": packed_loader(case.graphs, batch_size, shuffle=True, device="cpu"),
-        "popgeo, a FlatStore (goal: 5.0 %)": packed_loader(store, batch_size, shuffle=True, device="cpu"),
-    }
-    seconds = STEP_SECONDS.get(batch_size, STEP_SECONDS[32])
-    print(f"\n{case.name}, {batch_size} graphs per batch, {1e3 * seconds:.1f} ms per emulated step")
-    for name, loader in {**ordinary, **packed}.items():
-
-        def inputs(batch: Any, copies: bool = name in packed) -> tuple[Tensor, ...]:
-            return of_packed(batch) if copies else ()
-
-        num_steps = (num_epochs if name in packed else 1) * len(loader)
-        shares = [measure(emulated_step(seconds), loader, inputs, num_steps)[1] for _ in range(3)]
-        print(f"  {name:34} waited {statistics.median(shares):5.1%} of the time", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 512])
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--quick", action="store_true", help="use few graphs and steps of SchNet; takes seconds")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=6, help="after this time leave out the peers of torch.compile")
+    parser.add_argument("--quick", action="store_true", help="use few graphs and steps; takes seconds")
     parser.add_argument("--limits", action="store_true", help="count bytes and operations instead; needs no GPU")
-    parser.add_argument("--waiting", action="store_true", help="measure waiting with an emulated step; needs no GPU")
     options = parser.parse_args()
-    if options.waiting:
-        torch.set_num_threads(1)
-        print(f"on {platform.processor() or platform.machine()} with {os.cpu_count()} cores, torch {torch.__version__}")
-        for case in make_cases(64 if options.quick else 8192, 8)[: 1 if options.quick else 2]:
-            for batch_size in [8] if options.quick else options.batch_sizes:
-                print_waiting(case, batch_size, 1 if options.quick else 3)
-        return
     if options.limits:
         case = make_cases(32 if options.quick else 2048, 8 if options.quick else 128)[0]
         for batch_size in [8] if options.quick else options.batch_sizes:
@@ -339,9 +309,10 @@ def main() -> None:
     name = torch.cuda.get_device_name() if options.device == "cuda" else "the processor: no figure of a GPU"
     print(f"on {name}, torch {torch.__version__}")
     num_graphs, channels = (32, 8) if options.quick else (8192, 128)
-    for case in make_cases(num_graphs, channels)[: 1 if options.quick else None]:
+    end = time.perf_counter() + 60 * options.minutes
+    for case in make_cases(num_graphs, channels):
         for batch_size in [8] if options.quick else options.batch_sizes:
-            bench(case, batch_size, options.device, 2 if options.quick else options.steps)
+            bench(case, batch_size, options.device, 2 if options.quick else options.steps, end)
 
 
 if __name__ == "__main__":

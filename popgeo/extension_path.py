@@ -76,6 +76,27 @@ def log_engines() -> None:
     logging.getLogger("popgeo.extensions").warning("popgeo.extensions: %s", served)
 
 
+def keep_relations_apart() -> None:
+    """Make PyG's `RGCNConv` aggregate each relation alone, as it does without pyg-lib, until PyG's switches change.
+
+    With `segment_matmul` it takes the mean or the maximum over the edges of all relations.
+
+    Example:
+        >>> import torch_geometric
+        >>> keep_relations_apart()
+        >>> sizes = dict(num_segments=999, max_segment_size=9, in_channels=8, out_channels=8)
+        >>> torch_geometric.backend.use_segment_matmul_heuristic(**sizes)
+        False
+    """
+    from torch_geometric import backend  # PyG is optional, and is being imported now
+
+    _SWITCHES.enter_context(replaced(backend, "use_segment_matmul_heuristic", _never))
+
+
+def _never(num_segments: int, max_segment_size: int, in_channels: int, out_channels: int) -> bool:
+    return False  # a function with PyG's arguments, since TorchScript compiles it with the layer
+
+
 def _engine(name: str) -> str:
     module = sys.modules.get(name)
     spec = importlib.util.find_spec(name) if module is None else module.__spec__

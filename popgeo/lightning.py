@@ -13,6 +13,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from popgeo.capture.pytree import flatten
@@ -119,7 +120,7 @@ class CompiledModule(LightningModule):
         if self.training not in self._forwards:
             replicas = dist.get_world_size() if dist.is_initialized() else 1
             options = StepOptions(replication_factor=replicas)
-            self._forwards[self.training] = compile_forward(self.model, backend=self._backend_here(), options=options)
+            self._forwards[self.training] = compile_forward(self.model, backend=self._backend, options=options)
         return self._forwards[self.training](*args, **kwargs)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
@@ -148,7 +149,7 @@ class CompiledModule(LightningModule):
         if run is None:
             return
         loader: Any = self.trainer.train_dataloader
-        if self._options.random_seed is None:
+        if run and self._options.random_seed is None:
             restore_torchs_generator(run)
         if self._resumed.get("loader") is not None:
             loader.load_state_dict(self._resumed["loader"])
@@ -157,7 +158,8 @@ class CompiledModule(LightningModule):
         """Add the state of each process's random numbers and the loader's position in the epoch."""
         if self._step is None or not self._step[1].is_compiled:
             return
-        runs: list[Any] = [self._step[1].run_state()] * self.trainer.world_size
+        on_gpu = self._step[1].backend is Backend.CUDA  # there a step has no state besides weights and optimizer
+        runs: list[Any] = [{} if on_gpu else self._step[1].run_state()] * self.trainer.world_size
         if len(runs) > 1:
             dist.all_gather_object(runs, runs[0])
         loader: Any = self.trainer.train_dataloader
@@ -170,9 +172,6 @@ class CompiledModule(LightningModule):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_step": None, "_forwards": {}}  # callbacks copy modules
-
-    def _backend_here(self) -> Backend | str:
-        return self._backend or ("cuda" if self.device.type == "cuda" else "cpu")
 
     def _compiled(self, optimizer: Optimizer) -> CompiledStep:
         """Compile the step for this Trainer, or raise a ValueError for a setting that it does not support."""
@@ -204,8 +203,10 @@ class CompiledModule(LightningModule):
         replicas = max(options.replication_factor, trainer.world_size)
         raises = options.floating_point_exceptions or torch.is_anomaly_enabled()
         options = replace(options, replication_factor=replicas, floating_point_exceptions=raises)
-        step = compile_step(self.model, optimizer, backend=self._backend_here(), options=options)
-        if (run := self._resumed_run()) is not None:
+        step = compile_step(self.model, optimizer, backend=self._backend, options=options)
+        if step.backend is Backend.CUDA and isinstance(trainer.strategy.model, DistributedDataParallel):
+            trainer.strategy.model.require_backward_grad_sync = False  # the step itself adds up gradients
+        if run := self._resumed_run():
             with torch.random.fork_rng(devices=()):  # on_train_start has already restored torch's random numbers
                 step.load_run_state(run)
         return step

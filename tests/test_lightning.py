@@ -302,6 +302,10 @@ def test_two_processes_train_as_eager_modules_under_ddp_do(tmp_path: Path):
     assert first["Compiled"] == second["Compiled"]
     assert first["Compiled"][0] == first["Eager"][0] > 0
     assert first["resumed"] == first["whole"]
+    assert first["cuda"] == second["cuda"]
+    torch.testing.assert_close(torch.tensor(first["cuda"]), torch.tensor(first["cpu"]), rtol=1e-3, atol=1e-4)
+    assert first["exchanges"] == 1  # not the wrapper's too
+    assert list(tmp_path.glob("cuda/**/*.ckpt"))
     torch.testing.assert_close(torch.tensor(first["Compiled"]), torch.tensor(first["Eager"]), rtol=1e-3, atol=1e-4)
 
 

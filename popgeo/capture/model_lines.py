@@ -55,6 +55,9 @@ def model_frame(stop: CodeType) -> FrameType | None:
     return library or torchs
 
 
+_OF_MODES = ("__torch_dispatch__", "__torch_function__")  # methods of a mode, not of the model
+
+
 def line_of_error(error: BaseException) -> str:
     """Return the innermost line of user code that an error came through, or an empty text.
 
@@ -66,7 +69,7 @@ def line_of_error(error: BaseException) -> str:
     found = library = ""
     for frame, lineno in traceback.walk_tb(error.__traceback__):
         owner = owner_of(frame.f_code.co_filename)
-        if owner == "user" and frame.f_code.co_name != "__torch_dispatch__":  # a method of a mode, not of the model
+        if owner == "user" and frame.f_code.co_name not in _OF_MODES:
             found = _line(frame.f_code.co_filename, lineno, frame.f_code.co_name)
         elif owner == "pyg":
             library = _line(frame.f_code.co_filename, lineno, frame.f_code.co_name)

@@ -31,7 +31,7 @@ def backend_on(name: Backend | str | None, device: torch.device) -> Backend | No
     """
     if name == "none":
         return None
-    backend = backend_of(name or ("cuda" if device.type == "cuda" else "cpu"))
+    backend = backend_of(name, [device])
     if (backend is Backend.CUDA) != (device.type == "cuda"):
         raise ValueError(f"backend={backend.value!r} does not run on {device}. Pass device= or another backend.")
     return backend

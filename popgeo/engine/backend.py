@@ -1,5 +1,6 @@
 """The backends that run compiled steps, and the options and devices that each of them supports."""
 
+from collections.abc import Iterable
 from enum import Enum
 
 import torch
@@ -20,20 +21,28 @@ class Backend(Enum):
 
 
 _NOT_ON_A_GPU = (
-    "random_seed", "accumulation_dtype", "optimizer_state_dtype", "master_weights", "stochastic_rounding", "cache_dir",
+    "random_seed", "accumulation_dtype", "optimizer_state_dtype", "master_weights", "stochastic_rounding",
+    "shard_optimizer_state", "cache_dir",
 )  # fmt: skip
 
 
-def backend_of(name: Backend | str) -> Backend:
-    """Return the backend of a name.
+def devices_of(model: nn.Module) -> set[torch.device]:
+    """Return the devices of a model's parameters and buffers."""
+    return {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+
+
+def backend_of(name: Backend | str | None, devices: Iterable[torch.device] = ()) -> Backend:
+    """Return the backend of a name. None chooses the backend for a model on these devices.
 
     Raises:
         ValueError: no backend has this name.
 
     Example:
-        >>> backend_of("inductor")
-        <Backend.INDUCTOR: 'inductor'>
+        >>> backend_of("inductor"), backend_of(None, [torch.device("cuda:1")])
+        (<Backend.INDUCTOR: 'inductor'>, <Backend.CUDA: 'cuda'>)
     """
+    if name is None:
+        return Backend.CUDA if any(device.type == "cuda" for device in devices) else Backend.CPU
     try:
         return Backend(name)
     except ValueError:
@@ -51,12 +60,14 @@ def require_served(backend: Backend, options: StepOptions) -> None:
     if backend is Backend.CPU:
         return
     on_gpu = backend is Backend.CUDA
-    asked = ["replication_factor", "floating_point_exceptions", "batch_invariant", *(_NOT_ON_A_GPU if on_gpu else ())]
+    asked = ["floating_point_exceptions", "batch_invariant", *(_NOT_ON_A_GPU if on_gpu else ["replication_factor"])]
     names = [name for name in asked if getattr(options, name) != getattr(StepOptions(), name)]
     names += ["a loss_scaling that is not constant"] if on_gpu and options.constant_loss_scaling is None else []
     if names:
+        runs = "A step on a GPU (backend='cuda')" if on_gpu else f"backend={backend.value!r}"
+        instead = "move the model to the processor by model.cpu()" if on_gpu else "use backend='cpu'"
         raise ValueError(
-            f"backend={backend.value!r} does not support {', '.join(names)}. Use backend='cpu', or leave it out"
+            f"{runs} does not support {', '.join(names)}. Leave it out, or {instead}"
             f"{'; torch.manual_seed seeds a GPU' if 'random_seed' in names else ''}."
         )
 
@@ -67,14 +78,14 @@ def device_of(model: nn.Module, backend: Backend) -> torch.device:
     Raises:
         ValueError: torch finds no such device, or the model is on another one.
     """
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    devices = devices_of(model)
     wanted = "cuda" if backend is Backend.CUDA else "cpu"
     if backend is Backend.CUDA and not torch.cuda.is_available():
         reason = "this build of torch is without CUDA" if torch.version.cuda is None else "the driver shows none"
         raise ValueError(f"torch finds no CUDA device: {reason}. Use backend='cpu' or backend='inductor'.")
     if len(devices) > 1 or any(device.type != wanted for device in devices):
         found = ", ".join(sorted(map(str, devices)))
-        other = "" if wanted == "cuda" else ", or pass backend='cuda'"
+        other = "" if wanted == "cuda" else "; without backend=, compile_step and compile_forward run it on its GPU"
         raise ValueError(
             f"The model is on {found}, and backend={backend.value!r} runs on {wanted}. Call "
             f"model.to({wanted!r}) before the optimizer is made{other}."

@@ -76,22 +76,25 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
                 show_progress=options.show_progress,
             )
 
+    shared = [*(parameter for parameter in model.parameters() if not is_sharded(parameter)), *model.buffers()]
     with in_modes(model, recipe.modes), largest_graph.capturing_for(largest) as known:
         if recipe.backend is Backend.CUDA:
             step, plan = capture(), None
             check_masks_of_loss(step, one, factor)
             update_inputs = arguments.with_tensors(micro_batch(arguments.tensors, 0, options.device_iterations))
-            runner: StepRunner | CudaGraphRunner = CudaGraphRunner(recipe, step, update_inputs, torch.cuda)
+            replicas.share_weights(shared)
+            runner: StepRunner | CudaGraphRunner = CudaGraphRunner(recipe, step, update_inputs, replicas, torch.cuda)
         else:
             weights_stay = optimizer is None and recipe.backend is Backend.CPU
             with tables_stay() if weights_stay else nullcontext():
                 step, update, plan = _capture_and_plan(recipe, one, trained, replicas, capture)
             check_masks_of_loss(step, one, factor)
-            shared = [parameter for parameter in model.parameters() if not is_sharded(parameter)]
-            replicas.share_weights([*shared, *model.buffers()])
+            replicas.share_weights(shared)
             staging = None if plan is None else plan.staging
             is_padded = largest is not None or _has_masks(arguments)
-            runner = StepRunner(model, options, recipe.backend, step, update, replicas, staging, is_padded)
+            runner = StepRunner(
+                model, options, recipe.backend, step, update, replicas, staging, is_padded, recipe.average
+            )
         warn_of_padded_norms(model, (name for name, _ in leaves(arguments.structure)))
     if optimizer is not None:
         refuse_empty_updates(optimizer)

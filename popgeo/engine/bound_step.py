@@ -167,6 +167,11 @@ class BoundStep:
     @property
     def planned(self) -> StepPlan:
         """The machine's plan; a step that was compiled for this computer alone raises a ValueError."""
+        if self.plan is None and isinstance(self.runner, CudaGraphRunner):
+            raise ValueError(
+                "The step runs on a GPU, so no simulated machine accounts for it. Move the model to the processor, "
+                "model.cpu(), and compile it again to get a report."
+            )
         if self.plan is None:
             raise ValueError(
                 "The step was compiled for this computer alone, so no machine accounts for it. Use "

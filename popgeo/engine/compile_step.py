@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from popgeo.did_you_mean import names_arguments
-from popgeo.engine.backend import Backend, backend_of
+from popgeo.engine.backend import Backend, backend_of, devices_of
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe
@@ -22,11 +23,12 @@ def compile_step(
     model: nn.Module,
     optimizer: Optimizer,
     example_batch: Any = None,
-    backend: Backend | str = Backend.CPU,
+    backend: Backend | str | None = None,
     *,
     options: StepOptions | None = None,
     learning_rate: Callable[[int], float] | None = None,
     autocast: torch.dtype | None = None,
+    average: AveragedModel | None = None,
 ) -> CompiledStep:
     """Compile a model so that a call runs forward pass, backward pass and the optimizer's update as one step.
 
@@ -36,18 +38,20 @@ def compile_step(
     gets the batch itself if the argument is called `batch`, or if the batch has no attribute of that name.
 
     Args:
-        model: The model; its parameters and buffers are trained in place. For `"cuda"` it is on the GPU. The step has
-            the model's present mode, `model.train()` or `model.eval()`. The model returns its loss, alone or among
-            other results; if several scalars could be the loss, `popgeo.identity_loss` marks it.
-        optimizer: An optimizer that needs no closure, from `torch.optim` or elsewhere. For `"cuda"` it must be
+        model: The model; its parameters and buffers are trained in place. The step has the model's present mode,
+            `model.train()` or `model.eval()`. The model returns its loss, alone or among other results; if several
+            scalars could be the loss, `popgeo.identity_loss` marks it.
+        optimizer: An optimizer that needs no closure, from `torch.optim` or elsewhere. On a GPU it must be
             capturable, and its groups are set to `capturable`. A scheduler may change its learning rate between calls.
         example_batch: Example arguments of a call: a tuple of positional arguments, a dictionary of named ones, or a
             single argument, such as a batch. The step does not run on them. Default: the first call compiles.
-        backend: `"cpu"`, `"inductor"` or `"cuda"`. Default: `"cpu"`.
+        backend: `"cpu"`, `"inductor"` or `"cuda"`. Default: `"cuda"` for a model on a GPU, otherwise `"cpu"`.
         options: Device iterations, accumulation, loss scaling and others. The machine of a `popgeo.Options` is ignored.
         learning_rate: Learning rate of each update, counted from 0. Default: the optimizer's own.
         autocast: `torch.bfloat16` or `torch.float16`: type of the forward pass for operations in which it is safe.
             Default: the type of the weights.
+        average: A moving average of the model's weights, `torch.optim.swa_utils.AveragedModel(model, ...)`, which each
+            update brings up to date; on a GPU within the CUDA graph. Default: none.
 
     Returns:
         The compiled step, which is called like `model`.
@@ -77,9 +81,10 @@ def compile_step(
         function=require_module(model),
         optimizer=optimizer,
         options=options or StepOptions(),
-        backend=backend_of(backend),
+        backend=backend_of(backend, devices_of(model)),
         learning_rate=learning_rate,
         autocast=autocast,
+        average=average,
     )
     return _compile_for(CompiledStep(recipe), example_batch)
 
@@ -87,7 +92,7 @@ def compile_step(
 def compile_forward(
     model: nn.Module,
     example_batch: Any = None,
-    backend: Backend | str = Backend.CPU,
+    backend: Backend | str | None = None,
     *,
     options: StepOptions | None = None,
     autocast: torch.dtype | None = None,
@@ -97,7 +102,7 @@ def compile_forward(
     Args:
         model: The model; see `compile_step`.
         example_batch: Example arguments of a call; see `compile_step`.
-        backend: `"cpu"`, `"inductor"` or `"cuda"`. Default: `"cpu"`.
+        backend: `"cpu"`, `"inductor"` or `"cuda"`. Default: `"cuda"` for a model on a GPU, otherwise `"cpu"`.
         options: Device iterations and others, without gradient accumulation.
         autocast: Type of the forward pass; see `compile_step`.
 
@@ -114,7 +119,10 @@ def compile_forward(
         True
     """
     recipe = Recipe(
-        function=require_module(model), options=options or StepOptions(), backend=backend_of(backend), autocast=autocast
+        function=require_module(model),
+        options=options or StepOptions(),
+        backend=backend_of(backend, devices_of(model)),
+        autocast=autocast,
     )
     return _compile_for(CompiledStep(recipe), example_batch)
 

@@ -18,6 +18,8 @@ from popgeo.engine.backend import device_of
 from popgeo.engine.gradient_accumulation import CallResults, micro_batch, write_back
 from popgeo.engine.optimizer.capturable import CapturableOptimizer
 from popgeo.engine.optimizer.gradient_scaling import GradientScaling
+from popgeo.engine.optimizer.weight_average import update_average
+from popgeo.engine.replicas import Replicas
 from popgeo.engine.step_recipe import Recipe
 from popgeo.filter_choice import grids_are_followed
 from popgeo.ops import sum_on_device
@@ -38,6 +40,7 @@ class CudaGraphRunner:
         recipe: The model, its optimizer and the choices for the step.
         step: The captured operations, which name results and changed tensors; they do not run.
         arguments: The arguments of one update, with all its micro-batches.
+        replicas: The replica of this process. The update adds up the gradients of all processes.
         cuda: The module `torch.cuda`, or a fake in a test.
 
     Raises:
@@ -46,19 +49,32 @@ class CudaGraphRunner:
 
     loss_scale = None
 
-    def __init__(self, recipe: Recipe, step: CapturedStep, arguments: Arguments, cuda: Any = torch.cuda) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        step: CapturedStep,
+        arguments: Arguments,
+        replicas: Replicas,
+        cuda: Any = torch.cuda,
+    ) -> None:
         optimizer, device = recipe.optimizer, device_of(recipe.module, recipe.backend)
         if optimizer is not None and step.loss is None:
             raise ValueError("The model does not return its loss. Return it, alone or among the results.")
         self.step, self._model, self._modes, self._arguments = step, recipe.module, recipe.modes, arguments
+        self._replicas = replicas
+        replicas.require_one_per_gpu(device)
         self._options, self._autocast, self._device, self._cuda = recipe.options, recipe.autocast, device, cuda
         self._mode = recipe.options.chosen_output_mode(trains=optimizer is not None)
         self._optimizer = None if optimizer is None else CapturableOptimizer(optimizer, device, recipe.learning_rate)
+        self._average = recipe.average
+        if self._average is not None:
+            self._average.n_averaged = self._average.n_averaged.to(device)
         self._trained = [p for name, p in recipe.module.named_parameters() if name in step.trained]
         given = step.graph.inputs_of(Role.ARGUMENT)
         self._written = [position for position, one in enumerate(given) if one in step.written]
         self.inputs = StaticInputs(arguments.tensors, device, cuda)
         self._side_stream = cuda.Stream(device)
+        self._ends = itertools.cycle([cuda.Event() for _ in range(2)])  # of the last two updates
         self._graph: Any = None
         self._made: list[list[Tensor]] = []
         self._addresses: list[int] = []
@@ -104,7 +120,7 @@ class CudaGraphRunner:
     def run_state(self) -> dict[str, Any]:
         """Return the count of updates, from which a step that is compiled again continues."""
         counts = {} if self._optimizer is None else {"num_updates": self._optimizer.num_updates}
-        return {"replicas": [0], **counts}
+        return {"replicas": list(self._replicas.local), **counts}
 
     def restore(self, content: Mapping[str, Any]) -> None:
         """Continue from the result of `run_state`."""
@@ -127,6 +143,8 @@ class CudaGraphRunner:
         optimizer = self._optimizer
         if self._addresses != self._addresses_now() or not (optimizer is None or optimizer.is_as_prepared):
             self.reset()
+        end = next(self._ends)
+        self._replicas.wait_for(end, self._device)  # so that this process notices the loss of another one
         if optimizer is not None:
             optimizer.write_rates()
         if self._graph is None and self._left_to_warm_up:
@@ -142,6 +160,8 @@ class CudaGraphRunner:
                 self._capture()
             self._graph.replay()
             made = self._made
+        if self._replicas.world_size > 1:
+            end.record()
         if optimizer is not None:
             optimizer.count()
         return made
@@ -182,9 +202,14 @@ class CudaGraphRunner:
                     loss.backward(torch.full_like(loss, scale), inputs=self._trained)
             made.append([tensor.detach() for tensor in results])
         if self._optimizer is not None:
+            self._replicas.add_up_in_blocks(self._trained)
             scaling = GradientScaling(divisor=options.gradient_divisor, max_grad_norm=options.max_grad_norm)
             scaling.apply(self._trained, at_once=True)
             self._optimizer.step()
+            if self._average is not None and self._left_to_warm_up:
+                self._average.update_parameters(self._model)  # the first one copies the weights
+            elif self._average is not None:
+                update_average(self._average, self._model)
         return made
 
     def _forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -198,7 +223,8 @@ class CudaGraphRunner:
         return list(flatten(tree)[0])
 
     def _addresses_now(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
+        models = [self._model] if self._average is None else [self._model, self._average]
+        return [tensor.data_ptr() for one in models for tensor in (*one.parameters(), *one.buffers())]
 
     def _versions_now(self) -> list[int]:
         tensors = (*self._model.parameters(), *self._model.buffers())
@@ -216,7 +242,7 @@ def _explain(error: BaseException) -> str:
         f"{line}: cannot be part of a captured step ({type(first).__name__}: {reason}). A captured step neither waits "
         "for the device nor copies from ordinary memory: register constants as buffers, make tensors with device=, "
         "do not turn tensors into numbers. popgeo.ipu.check_static lists operations that depend on data. "
-        "backend='cpu' does not have these limits."
+        "A step on the processor does not have these limits."
     )
 
 

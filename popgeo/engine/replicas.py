@@ -1,6 +1,7 @@
 """The replicas of this process, the state of each replica, and the exchange of gradients between processes."""
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from popgeo.engine.optimizer.pairwise_sum import PairwiseSum
 from popgeo.ops.collective_ops import names_lost_process
@@ -52,6 +54,38 @@ class Replicas:
             )
         return cls(tuple(range(rank, replication_factor, world)), world)
 
+    def require_one_per_gpu(self, device: torch.device) -> None:
+        """Check that this process runs one replica, and that a CUDA graph can hold its exchange of gradients.
+
+        Raises:
+            ValueError: it runs several, or the processes exchange tensors of `device` by gloo.
+        """
+        if len(self.local) > 1:
+            raise ValueError(
+                f"Options.replication_factor is {len(self.local) * self.world_size}, but a process runs one replica on "
+                f"its GPU. Choose {self.world_size}, the number of processes, or start more of them by torchrun."
+            )
+        if self.world_size > 1 and device.type == "cuda" and "cuda:nccl" not in dist.get_backend_config():
+            raise ValueError(
+                f"The processes exchange tensors by {dist.get_backend_config()}, but a CUDA graph can hold only NCCL's "
+                "exchange. Call torch.distributed.init_process_group('nccl')."
+            )
+
+    def wait_for(self, event: Any, device: torch.device) -> None:
+        """Wait for an event after an exchange on a device.
+
+        Raises:
+            RuntimeError: the exchange takes longer than the process group's time-out, as after the loss of a process.
+        """
+        if self.world_size > 1 and not event.query():
+            limit = dist.group.WORLD._get_backend(device).options._timeout.total_seconds()  # type: ignore[union-attr]
+            end = time.monotonic() + limit
+            with names_lost_process("add up gradients"):
+                while not event.query():
+                    if time.monotonic() > end:
+                        raise RuntimeError(f"There was no answer in {limit:g} seconds.")
+                    time.sleep(1e-4)
+
     def add_up(self, gradients: Sequence[Tensor]) -> None:
         """Add the gradients of all processes, in place.
 
@@ -62,6 +96,24 @@ class Replicas:
             with names_lost_process("add up gradients"):
                 for gradient in gradients:
                     dist.all_reduce(gradient)
+
+    def add_up_in_blocks(self, parameters: Sequence[Tensor]) -> None:
+        """Add the gradients of all processes, one block of memory per type; gradients become views of their block.
+
+        The blocks hold the gradients in the order of the parameters. Gradients of shards stay as they are.
+
+        Raises:
+            RuntimeError: another process has died.
+        """
+        if self.world_size == 1:
+            return
+        given = [(one, one.grad) for one in parameters if one.grad is not None and not is_sharded(one)]
+        for dtype in dict.fromkeys(gradient.dtype for _, gradient in given):
+            parts = [(one, gradient) for one, gradient in given if gradient.dtype == dtype]
+            block = torch.cat([gradient.flatten() for _, gradient in parts])
+            self.add_up([block])
+            for (one, _), part in zip(parts, block.split([one.numel() for one, _ in parts]), strict=True):
+                one.grad = part.view(one.shape)
 
     def add_up_in_pairs(self, gradients: Sequence[Tensor]) -> None:
         """Add the gradients of all processes in place, in the order of `PairwiseSum`.
@@ -191,6 +243,20 @@ def is_sharded(parameter: Tensor) -> bool:
         (True, False)
     """
     return bool(getattr(parameter, "is_sharded", False))
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """Check that no part of a model on a GPU exchanges gradients by itself, since the step does so.
+
+    Raises:
+        ValueError: a part of the model is wrapped in DistributedDataParallel.
+    """
+    if any(isinstance(part, DistributedDataParallel) for part in model.modules()):
+        raise ValueError(
+            "The model is wrapped in DistributedDataParallel, but a step on a GPU adds up the gradients of all "
+            "processes itself. Pass the module inside, model.module (accelerate: accelerator.unwrap_model(model)), "
+            "with StepOptions(replication_factor=torch.distributed.get_world_size())."
+        )
 
 
 def refuse_shared_statistics(model: nn.Module, replicas: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.capture import signature_of
@@ -17,7 +18,9 @@ from popgeo.capture.captured_step import CapturedStep
 from popgeo.engine.backend import Backend, device_of, require_served
 from popgeo.engine.optimizer.capturable import check_capturable
 from popgeo.engine.optimizer.update import Update
+from popgeo.engine.optimizer.weight_average import require_average
 from popgeo.engine.pipeline.staging import Staging
+from popgeo.engine.replicas import refuse_wrapped
 from popgeo.engine.step_options import StepOptions
 
 
@@ -64,12 +67,14 @@ class Recipe:
         backend: The executor of the step. Default: this library's.
         learning_rate: Learning rate of each update, counted from 0. Default: the optimizer's own.
         autocast: Type of the forward pass for operations in which it is safe. Default: the type of the weights.
+        average: A moving average of the weights, which each update brings up to date. Default: none.
         machine: A machine that plans and accounts for the step. Default: none; the step runs on this computer alone.
         modes: For each submodule, whether it trains. Default: its present mode.
 
     Raises:
         ValueError: the backend does not support the options, the module is on another device, a forward pass has
-            gradient accumulation, or `optimizer` is not an optimizer of torch.
+            gradient accumulation, `optimizer` is not an optimizer of torch, or `average` has other tensors than the
+            module.
     """
 
     function: Callable[..., Any]
@@ -78,6 +83,7 @@ class Recipe:
     backend: Backend = Backend.CPU
     learning_rate: Callable[[int], float] | None = None
     autocast: torch.dtype | None = None
+    average: AveragedModel | None = None
     machine: "StepMachine | None" = None
     modes: Mapping[nn.Module, bool] = field(default_factory=dict)
 
@@ -97,10 +103,13 @@ class Recipe:
             )
         if self.optimizer is not None:
             object.__setattr__(self, "optimizer", plain_optimizer(self.optimizer))
+        if self.average is not None:
+            require_average(self.average, self.module)
         device_of(self.module, self.backend)  # raises for a module on another device
         require_served(self.backend, self.options)
         if self.backend is Backend.CUDA and self.optimizer is not None:
             check_capturable(self.optimizer)
+            refuse_wrapped(self.module)
 
     @cached_property
     def module(self) -> nn.Module:

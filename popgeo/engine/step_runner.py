@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import SET_STATE
@@ -44,6 +45,7 @@ class StepRunner:
         replicas: The replicas that run in this process.
         staging: The cut of the step into stages. Default: the step runs as a whole.
         is_padded: Whether the last node of a batch is padding.
+        average: A moving average of the weights, which each update brings up to date. Default: none.
 
     Attributes:
         update: See the argument.
@@ -62,9 +64,10 @@ class StepRunner:
         replicas: Replicas,
         staging: Staging | None = None,
         is_padded: bool = False,
+        average: AveragedModel | None = None,
     ) -> None:
         self._model, self._options, self._backend, self._staging = model, options, backend, staging
-        self._is_padded = is_padded
+        self._is_padded, self._average = is_padded, average
         self._step = step if staging is None else step.expanded
         self.update, self.replicas = update, replicas
         self.threads = ThreadChoice(options.num_threads)
@@ -125,6 +128,8 @@ class StepRunner:
                 run_round(runner, inputs, results, first)
                 if self.update is not None:
                     self.update.apply(self.replicas)
+                if self._average is not None:
+                    self._average.update_parameters(self._model)
         finally:
             if self.replica_states[0].buffers:  # after results that may be buffers were copied
                 self.replica_states[0].show(self._model)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from popgeo.did_you_mean import names_arguments
+from popgeo.engine.backend import backend_of, devices_of
 from popgeo.engine.compile_step import require_module
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.replicas import Replicas
@@ -31,7 +32,7 @@ def training_model(
 
     Args:
         model: The model, whose parameters and buffers are trained in place. The step keeps the model's present mode,
-            `model.train()` or `model.eval()`.
+            `model.train()` or `model.eval()`. If the model is on a GPU, the step runs there and has no report.
         options: Number of steps in a call, gradient accumulation, replicas, returned results, and the machine that
             the report is for; see `Options`. Default: `Options()`, one step per call.
         optimizer: Any optimizer of `torch.optim` without a closure, over parameters of the model. Schedulers may change
@@ -64,7 +65,12 @@ def training_model(
     chosen = options or Options()
     trained = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
     recipe = Recipe(
-        function=model, optimizer=trained, options=chosen, learning_rate=learning_rate, machine=IpuMachine(chosen)
+        function=model,
+        optimizer=trained,
+        options=chosen,
+        backend=backend_of(None, devices_of(model)),
+        learning_rate=learning_rate,
+        machine=IpuMachine(chosen),
     )
     return CompiledStep(recipe)
 
@@ -74,7 +80,8 @@ def inference_model(model: nn.Module, options: Options | None = None) -> Compile
 
     Args:
         model: The model. The step shares its parameters, so it sees each update of a training model of the same
-            module. The step keeps the model's present mode, `model.train()` or `model.eval()`.
+            module. The step keeps the model's present mode, `model.train()` or `model.eval()`. If the model is on a
+            GPU, the step runs there and has no report.
         options: Number of batches in a call, replicas, returned results, and the machine that the report is for; see
             `Options`. Default: `Options()`, one batch per call.
 
@@ -91,7 +98,8 @@ def inference_model(model: nn.Module, options: Options | None = None) -> Compile
     """
     require_module(model)
     chosen = options or Options()
-    return CompiledStep(Recipe(function=model, options=chosen, machine=IpuMachine(chosen)))
+    backend = backend_of(None, devices_of(model))
+    return CompiledStep(Recipe(function=model, options=chosen, backend=backend, machine=IpuMachine(chosen)))
 
 
 def compile(

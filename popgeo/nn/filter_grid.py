@@ -199,7 +199,7 @@ class FilterNetworksMixin(nn.Module):
         if checked is not None and not may_be_replaced and checked.is_near(waits):
             return False
         self.refine_filters()
-        return True
+        return checked is not None or self in _CHECKED  # not on a GPU, where no call uses a grid
 
     def grid_filters(self, r: Tensor, edges: Edges, num_nodes: int) -> list[GridFilters] | None:
         """Return the filters of each block on a grid; None if the networks must run at each edge."""

@@ -62,10 +62,10 @@ class _NearOnDevice:
             return bool(self._ask())
         if self._arrived is None:
             self._answer = torch.ones(1, dtype=torch.bool, pin_memory=self._device.type == "cuda")
-            self._arrived = cuda.Event()
+            self._arrived, self._in_memory = cuda.Event(), self._answer.numpy()
         if not self._arrived.query():
             return True
-        newest = bool(self._answer.numpy()[0])
+        newest = bool(self._in_memory[0])
         self._answer.copy_(self._ask(), non_blocking=True)
         self._arrived.record(cuda.current_stream(self._device))
         return newest

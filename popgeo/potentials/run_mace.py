@@ -24,7 +24,7 @@ from popgeo.engine.compile_step import compile_step
 from popgeo.engine.step_options import StepOptions
 from popgeo.potentials.mace import RealMeanLoss, TrainingStep, fixed_size_loader
 
-_BACKENDS = {"engine": "cpu", "inductor": "inductor"}
+_BACKENDS = {"engine": None, "inductor": "inductor"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -98,7 +98,7 @@ def _in_memory(dataset: Any) -> Any:
 class _CompiledSteps:
     """A replacement of MACE's `take_step` that compiles one step per loss. Each training stage has its own loss."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str | None) -> None:
         self.backend = backend
         self._steps: dict[int, Callable[..., torch.Tensor]] = {}
 

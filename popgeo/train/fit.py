@@ -49,15 +49,15 @@ class Fit:
     ) -> None:
         self.options, self.loaders, self.folder, self.weights = options, loaders, options.out, weights
         self.checksums = checksums
-        self.labels, backend = tuple(weights), "cpu" if options.device == "cpu" else "cuda"
+        self.labels = tuple(weights)
         self.model = ForceLoss(field, weights, options.loss).train()
         self.average = AveragedModel(field, multi_avg_fn=_moving_average(options.ema_decay))
         self.optimizer = torch.optim.AdamW(field.parameters(), lr=options.lr, weight_decay=options.weight_decay)
         self.plateau = ReduceLROnPlateau(self.optimizer, factor=options.lr_factor, patience=options.lr_patience)
         of_step = StepOptions(max_grad_norm=options.clip_grad, show_progress=False)
-        self.step = compile_step(self.model, self.optimizer, backend=backend, options=of_step)
+        self.step = compile_step(self.model, self.optimizer, options=of_step, average=self.average)
         self.best: ForceField = self.average.module  # type: ignore[assignment]  # a copy of the field
-        self.evaluate = compile_forward(ForceLoss(self.best, weights, options.loss).eval(), backend=backend)
+        self.evaluate = compile_forward(ForceLoss(self.best, weights, options.loss).eval())
         self.history: list[dict[str, float]] = []
         costs = torch.zeros(len(weights), 2, dtype=torch.float64)
         self.reached: dict[str, Any] = {"best_epoch": 0, "best_loss": math.inf, "graphs": 0, "costs": costs}
@@ -106,7 +106,6 @@ class Fit:
                         f"The loss is {loss} in epoch {self.epoch + 1}. Lower --lr, or pass --clip-grad 10; "
                         f"{self.folder / BEST} holds the best so far."
                     )
-                self.average.update_parameters(self.model.field)
                 count = int(batch.graphs_mask.sum())
                 self.reached["costs"] = self.reached["costs"] + found["costs"].double().cpu()
                 self.reached["graphs"] += count
@@ -194,9 +193,11 @@ def _like(own: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 def _moving_average(decay: float) -> Any:
     """Return the update of an exponential moving average, with a faster decay at first; decay 0 copies the weights."""
 
-    def update(averages: Sequence[Tensor], weights: Sequence[Tensor], number: Tensor | int) -> None:
-        forget = 1 - min(decay, (1 + int(number)) / (10 + int(number)))
-        torch._foreach_lerp_(list(averages), list(weights), forget)
+    def update(averages: Sequence[Tensor], weights: Sequence[Tensor], number: Tensor) -> None:
+        count = number.double()
+        forget = 1 - ((1 + count) / (10 + count)).clamp(max=decay)
+        for average, weight in zip(averages, weights, strict=True):
+            average.lerp_(weight, forget.to(average.dtype))
 
     return update
 

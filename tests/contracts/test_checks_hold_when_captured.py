@@ -36,7 +36,7 @@ NAN, INFINITE = (torch.where(torch.arange(15).view(5, 3) == 7, value, POS) for v
 Z, X = torch.ones(5, dtype=torch.long), torch.arange(10.0).view(5, 2)
 # The mark of functions that check values only in eager code, because the called operation checks them again.
 ONLY_EAGER = " (only in eager code)"
-LOOKS_AGAIN = {"ops/channel_rows.py:of", "ops/segment.py:gather_coo"}
+LOOKS_AGAIN = {"ops/channel_rows.py:of", "ops/segment.py:gather_coo", "ops/segment.py:_mean"}
 
 
 def found_by(search: Callable, **sizes: int) -> Callable[[Tensor, Tensor], Tensor]:

@@ -1,5 +1,6 @@
 """A compiled step on the processor: its calls, its description, its state and its errors."""
 
+import sys
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 import popgeo
 from popgeo.capture.arguments import Arguments
 from popgeo.engine import bind_step
-from popgeo.engine.backend import Backend, device_of
+from popgeo.engine.backend import Backend, backend_of, device_of, devices_of
 from popgeo.engine.compile_step import compile_forward, compile_step
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.graph_runner import GraphRunner
 from popgeo.engine.step_options import StepOptions
 from popgeo.engine.step_recipe import Recipe
+from tests.support.fake_cuda import FakeCuda
 
 
 class Line(nn.Module):
@@ -150,7 +152,7 @@ def test_all_tensors_lie_on_the_processor(backend):
     name = Backend(backend).value
     message = (
         rf"^The model is on meta, and backend='{name}' runs on cpu\. Call model\.to\('cpu'\) before the optimizer is "
-        r"made, or pass backend='cuda'\.$"
+        r"made; without backend=, compile_step and compile_forward run it on its GPU\.$"
     )
     with pytest.raises(ValueError, match=message):
         compile_forward(nn.Linear(1, 1, device="meta"), backend=backend)
@@ -175,6 +177,45 @@ def test_a_captured_step_lies_on_one_gpu(monkeypatch: pytest.MonkeyPatch):
         device_of(on("cuda:0", "cuda:1"), Backend.CUDA)
 
 
+def test_the_models_device_chooses_the_backend(monkeypatch: pytest.MonkeyPatch):
+    assert backend_of(None, devices_of(on("cpu"))) is Backend.CPU
+    assert backend_of(None, devices_of(on("cuda:1", "cuda:1"))) is Backend.CUDA
+    assert backend_of("inductor", devices_of(on("cuda:1"))) is Backend.INDUCTOR
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ValueError, match=r"^The model is on cpu, cuda:0, and backend='cuda' runs on cuda\. Call"):
+        device_of(on("cpu", "cuda:0"), backend_of(None, devices_of(on("cpu", "cuda:0"))))
+
+
+def test_every_compiled_step_asks_for_the_models_device(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
+    for module in ("popgeo.engine.compile_step", "popgeo.ipu.wrap_model"):
+        monkeypatch.setattr(sys.modules[module], "devices_of", lambda model: {torch.device("cuda:0")})
+    model = Squares()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = [
+        popgeo.compile_step(model, optimizer),
+        popgeo.compile_forward(model),
+        popgeo.training_model(model, optimizer=optimizer),
+        popgeo.inference_model(model),
+    ]
+    assert {step.backend for step in made} == {Backend.CUDA}
+    assert popgeo.compile_forward(model, backend="cpu").backend is Backend.CPU
+    made[2](torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"runs on a GPU, so no simulated machine .* model\.cpu\(\)"):
+        _ = made[2].report
+    with pytest.raises(ValueError, match=r"^A step on a GPU .* does not support master_weights\. .* model\.cpu\(\)"):
+        popgeo.compile_step(model, optimizer, options=StepOptions(master_weights=True))
+
+
+class Squares(nn.Linear):
+    """A linear layer and the mean of its squares."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean()
+
+
 @pytest.mark.parametrize(
     ("version", "reason"), [(None, "this build .* without CUDA"), ("12.0", "the driver shows none")]
 )
@@ -188,8 +229,8 @@ def test_why_there_is_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch, version: s
 def test_what_only_this_executor_serves_is_refused_together():
     options = popgeo.Options(replication_factor=2, floating_point_exceptions=True)
     message = (
-        r"^backend='inductor' does not support replication_factor, floating_point_exceptions\. Use backend='cpu', or "
-        r"leave it out\.$"
+        r"^backend='inductor' does not support floating_point_exceptions, replication_factor\. Leave it out, or use "
+        r"backend='cpu'\.$"
     )
     with pytest.raises(ValueError, match=message):
         compile_forward(nn.Linear(1, 1), backend="inductor", options=options)

@@ -1,26 +1,37 @@
 """Steps captured as CUDA graphs, on a fake of the CUDA calls: replays, copies, refusals and new captures."""
 
+import contextlib
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from popgeo.byte_block import ByteBlock
+from popgeo.datasets import Molecules
 from popgeo.engine.compile_step import compile_forward, compile_step
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.cuda_graph import StaticInputs
 from popgeo.engine.step_options import StepOptions
+from popgeo.loader import FixedSizeDataLoader
+from popgeo.nn import KNNInteractionGraph, SchNet, l1_loss
 from tests.support.count_copies import CountCopies
-from tests.support.fake_cuda import FakeCuda
+from tests.support.fake_cuda import FakeCuda, NoWaits
 from tests.support.small_models import ContinuousFilters, GraphConvolutions, make_batch
 
 # Rates that float32 holds exactly, in which they lie on the device.
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=2**-5, momentum=0.9, weight_decay=0.01),
     "Adam": lambda p: torch.optim.Adam(p, lr=2**-7),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=2**-7),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=2**-7, momentum=0.5),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=2**-7, amsgrad=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=2**-7, momentum=0.5, centered=True),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=2**-7),
+    "RAdam": lambda p: torch.optim.RAdam(p, lr=2**-7),
+    "Adamax": lambda p: torch.optim.Adamax(p, lr=2**-7),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, lr=2**-7),
+    "ASGD": lambda p: torch.optim.ASGD(p, lr=2**-7),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=2**-7),
 }
 
 
@@ -271,6 +282,57 @@ def test_what_cannot_be_captured_is_named_with_the_models_line(cuda: FakeCuda, m
     with pytest.raises(ValueError, match=r"self\.scale\.item\(\).*cannot be part of a captured step.*buffers"):
         step(torch.ones(2))
     torch.testing.assert_close(model.weight, before)
+
+
+WAITING = {
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool(x.sum() > 0),
+    "float": lambda x: float(x.sum()),
+    "tolist": lambda x: x.tolist(),
+    "cpu": lambda x: x.cpu(),
+    "to": lambda x: x.to("cpu"),
+    "nonzero": lambda x: x.nonzero(),
+    "where": lambda x: torch.where(x > 0),
+    "mask": lambda x: x[x > 0],
+    "put": lambda x: x.index_put_((x > 0,), torch.zeros(())),
+    "equal": lambda x: torch.equal(x, x),
+    "constant": lambda x: x + torch.tensor([1.0, 2.0]),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_a_capture_refuses_whatever_waits_for_the_device(name: str):
+    cuda, x = FakeCuda(), torch.ones(2)
+    WAITING[name](x)
+    zeros = torch.zeros(())
+    refused = pytest.raises(RuntimeError, match="not permitted when stream is capturing")
+    with refused, cuda.graph(cuda.CUDAGraph(), "thread_local"):
+        WAITING[name](x + zeros)
+
+
+def test_a_call_that_replays_never_waits(cuda: FakeCuda):
+    model = Gap()
+    step = compile_step(model, OPTIMIZERS["AdamW"](model.parameters()), backend="cuda")
+    losses = []
+    for number, batch in enumerate(FixedSizeDataLoader(Molecules()[:64], 9)):
+        with NoWaits() if number > 3 else contextlib.nullcontext():
+            losses.append(step(batch)[1])
+    assert not model.schnet.follow_filters()  # a call looks for no grid
+    assert cuda.graphs[0].replays == len(losses) - 3 > 3
+    with pytest.raises(RuntimeError, match="capturing"), NoWaits():
+        float(losses[0])
+
+
+class Gap(nn.Module):
+    """SchNet on the nearest atoms, with filters as on a GPU, and its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schnet = SchNet(8, 8, 2, 6, 5.0, interaction_graph=KNNInteractionGraph(4, 5.0), filters="edges")
+
+    def forward(self, z: Tensor, pos: Tensor, batch: Tensor, y: Tensor, graphs_mask: Tensor, num_graphs: int) -> Any:
+        gap = self.schnet(z, pos, batch, num_graphs=num_graphs).flatten()
+        return gap, l1_loss(gap, y[:, 2], graphs_mask)
 
 
 def test_what_depends_on_data_is_refused_before_anything_runs(cuda: FakeCuda):

@@ -68,7 +68,7 @@ def test_a_captured_step_trains_with_filters_on_a_grid_and_later_calls_wait_for_
             expected = twin(**data)
         expected.backward()
         optimizer.step()
-        if number < 4:
+        if number < 5:  # the first call after the capture makes the place for answers
             loss = run(**data)
         else:
             with NoWaits():

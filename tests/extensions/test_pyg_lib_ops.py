@@ -23,6 +23,8 @@ def test_segments_and_groups_are_multiplied_with_their_matrices(pyg_lib):
     assert_close(torch.cat(pyg_lib.ops.grouped_matmul(*pairs, [bias[0], bias[2]])), expected)
     assert_close(torch.ops.pyg.segment_matmul(x, PTR, weight), expected - torch.cat([bias[[0, 0]], bias[[2, 2, 2]]]))
     assert torch.autograd.gradgradcheck(lambda *of: pyg_lib.ops.segment_matmul(of[0], PTR, *of[1:]), (x, weight, bias))
+    with torch.autocast("cpu"):
+        assert pyg_lib.ops.segment_matmul(x.float(), PTR, weight.float()).dtype == torch.float32
     for wrong, words in ((PTR[:-1], "ascend from 0 to the number of rows, 5"), (PTR[[0, 3]], "1 segments for 3")):
         with pytest.raises(ValueError, match=words):
             pyg_lib.ops.segment_matmul(x, wrong, weight)
@@ -49,8 +51,8 @@ def test_sorted_indices_keep_the_order_of_equal_ones(native, pyg_lib, largest):
     assert torch.equal(ordered, expected.values)
     assert torch.equal(places, expected.indices)
     assert torch.equal(index_sort(inputs, largest)[1], expected.indices)
-    with pytest.raises(ValueError, match="must be in 0"):
-        pyg_lib.ops.index_sort(torch.tensor([3, 1]), 2)
+    for odd in (inputs - 1, inputs * 3, inputs[:0], inputs[0], inputs.bool()):
+        assert torch.equal(pyg_lib.ops.index_sort(odd, largest)[0], odd.sort().values)
 
 
 def test_several_reductions_are_side_by_side(pyg_lib):

@@ -11,7 +11,14 @@ from popgeo.extension_path import provide, withdraw
 X = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
 INDEX, PTR = torch.arange(60) // 7, torch.tensor([*range(0, 60, 7), 60])
 EDGES = torch.randint(0, 60, (2, 300), generator=torch.Generator().manual_seed(1))
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 SQUARE = torch.tensor([[0.0, 0.0], [0.0, 2.0], [3.0, 2.0], [3.0, 0.0]])
+
+
+def rows():
+    return utils.to_torch_csc_tensor(utils.coalesce(EDGES), size=(60, 60)).t()
+
+
 CALLS = {
     **{f"scatter {name}": lambda x, name=name: utils.scatter(x, INDEX, 0, 12, name) for name in ("sum", "mean", "max")},
     **{f"segment {name}": lambda x, name=name: utils.segment(x, PTR, name) for name in ("sum", "mean", "min", "max")},
@@ -24,6 +31,24 @@ CALLS = {
     "linear by type": lambda x: nn.HeteroLinear(8, 4, 9)(x, INDEX),
     "attention": lambda x: nn.GATConv(8, 4)(x, EDGES),
     "relations": lambda x: nn.RGCNConv(8, 4, 3)(x, EDGES, torch.arange(300) % 3),
+    **{
+        f"{name} over 600 relations": lambda x, name=name: nn.RGCNConv(8, 16, 600, aggr=name)(
+            x, EDGES, 2 * INDEX.repeat(5)
+        )
+        for name in ("sum", "mean", "max")
+    },
+    **{
+        f"{name} over the rows of a matrix": lambda x, name=name: nn.SAGEConv(8, 4, aggr=name)(x, rows())
+        for name in ("mean", "max", "std", "softmax", "powermean")
+    },
+    "attention over the rows of a matrix": lambda x: nn.GATConv(8, 4)(x, rows()),
+    "types in another order": lambda x: nn.HeteroDictLinear(8, 4, types=[str(i) for i in range(12)])(
+        {str(i): x[i:] for i in range(11, -1, -1)}
+    )["3"],
+    "softmax of infinite scores": lambda x: utils.softmax(torch.where(INDEX[:, None] == 2, -torch.inf, x), ptr=PTR),
+    "softmax of pointers with a leading dimension": lambda x: utils.softmax(x.t(), INDEX, PTR[None], dim=1),
+    "sorted index with -1": lambda x: x[utils.index_sort(EDGES[0] - 1, 60)[0]],
+    "sorted index above its bound": lambda x: x[utils.index_sort(EDGES[0], 9)[0]],
 }
 
 
@@ -76,3 +101,6 @@ def test_scripts_of_pyg_call_the_extensions():
         (nn.radius_graph, (SQUARE, 2.5)),
     ):
         torch.testing.assert_close(torch.jit.script(function)(*given), function(*given))
+    layer, given = nn.RGCNConv(8, 4, 3), (X, EDGES, torch.arange(300) % 3)
+    expected = layer(*given)  # TorchScript needs what the first call notes
+    torch.testing.assert_close(torch.jit.script(layer)(*given), expected)

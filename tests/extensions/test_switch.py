@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from torch_geometric import typing
+from torch_geometric import backend, typing
 from torch_geometric.nn import pool
 from torch_geometric.utils import _scatter, segment
 
@@ -31,12 +31,15 @@ def run(code: str, *before: str, python: tuple[str, ...] = (sys.executable,), **
 
 
 def test_one_import_before_pyg_or_after_it_switches_the_extensions_on():
-    show = "from torch_geometric import typing as t; print(t.WITH_TORCH_SCATTER, t.WITH_PYG_LIB, t.WITH_KNN);"
-    for code in (f"import popgeo.extensions; {show}", f"import torch_geometric.nn; import popgeo.extensions; {show}"):
+    show = (
+        "from torch_geometric import typing as t; print(t.WITH_TORCH_SCATTER, t.WITH_PYG_LIB, t.WITH_KNN, t.WITH_GMM);"
+    )
+    switch = "import popgeo.extensions;"
+    for code in (f"{switch} {show}", f"import torch_geometric.nn; {switch} {show}", f"{switch} import pyg_lib; {show}"):
         ran = run(
             f"{code} import torch_scatter, torch_cluster, pyg_lib", "-W", "error::DeprecationWarning:torch_cluster"
         )
-        assert ran.stdout == "True True True\n", ran.stderr
+        assert ran.stdout == "True True True False\n", ran.stderr
         assert ran.stderr.count("popgeo.extensions: torch_scatter: popgeo, torch_cluster: popgeo, pyg_lib: popgeo") == 1
 
 
@@ -44,11 +47,14 @@ def test_pyg_uses_the_extensions_only_while_they_are_provided(nothing_provided):
     with pytest.raises(ImportError, match="pyg-lib"):
         pool.knn(POINTS, POINTS, 1)
     assert _scatter.torch_scatter is object
+    heuristic = backend.use_segment_matmul_heuristic
     provide()
+    assert backend.use_segment_matmul_heuristic is not heuristic
     assert pool.knn(POINTS, POINTS, 2).tolist() == [[0, 0, 1, 1, 2, 2], [0, 1, 1, 0, 2, 1]]
     assert segment(POINTS, torch.tensor([[0, 1, 3]]).T[:, 0], reduce="max").tolist() == [[0.0], [5.0]]
     assert _scatter.torch_scatter is importlib.import_module("torch_scatter")
     withdraw()
+    assert backend.use_segment_matmul_heuristic is heuristic
     assert not typing.WITH_KNN
     assert _scatter.torch_scatter is object
     with pytest.raises(ModuleNotFoundError):

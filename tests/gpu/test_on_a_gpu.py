@@ -4,14 +4,21 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import popgeo
 from popgeo import ops
+from popgeo.engine.backend import Backend
+from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.cuda_graph import StaticInputs
+from popgeo.engine.replicas import Replicas
+from popgeo.engine.step_recipe import Recipe
 from popgeo.nn import GPS, PaiNN, PairInteractionGraph, l1_loss
 from popgeo.ops import reference, sum_on_device
 from popgeo.ops.scatter_plan import EdgePlan, ScatterPlan
+from tests.support.captured_on_ranks import Forces, make_call
 from tests.support.small_models import make_batch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
@@ -125,6 +132,58 @@ def test_random_numbers_advance_with_each_replay():
     model = Net(dropout=0.5).cuda()
     step = popgeo.compile_step(model, torch.optim.SGD(model.parameters(), lr=0.0), backend="cuda")
     assert len({step(**on_gpu(0))[1].item() for _ in range(8)}) == 8
+
+
+def test_forces_clipping_and_an_average_are_in_the_graph_of_a_model_on_a_gpu_and_no_call_waits():
+    torch.manual_seed(0)
+    model = Forces().cuda()
+    twin = copy.deepcopy(model)
+    averages = [AveragedModel(one, multi_avg_fn=get_ema_multi_avg_fn(0.75)) for one in (model, twin)]
+    own, optimizer = (torch.optim.Adam(one.parameters(), lr=2**-5) for one in (model, twin))
+    options = popgeo.StepOptions(max_grad_norm=0.3, loss_scaling=64.0, gradient_accumulation=2)
+    step = popgeo.compile_step(model, own, options=options, average=averages[0])
+    for number in range(8):
+        parts = make_call(number, 2)
+        torch.cuda.set_sync_debug_mode("error" if number > 4 else "default")
+        try:
+            loss = step(*map(torch.cat, zip(*parts, strict=True)))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        optimizer.zero_grad()
+        losses = torch.stack([twin(*(tensor.cuda() for tensor in part)) for part in parts])
+        losses.mean().backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 0.3)
+        optimizer.step()
+        averages[1].update_parameters(twin)
+        torch.testing.assert_close(loss, losses[-1].detach(), rtol=1e-3, atol=1e-4)
+    assert "backend cuda" in repr(step)
+    assert "one CUDA graph, captured once" in repr(step)
+    for ours, theirs in zip(*(average.parameters() for average in averages), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_a_graph_holds_the_exchange_by_nccl_of_gradients(tmp_path):
+    # A group of one process, whose sum is its own gradient; the step takes it for one of two processes.
+    dist.init_process_group("nccl", f"file://{tmp_path / 'meeting'}", world_size=1, rank=0)
+    try:
+        torch.manual_seed(0)
+        model = Forces().cuda()
+        twin = copy.deepcopy(model)
+        own, optimizer = (torch.optim.SGD(one.parameters(), lr=2**-5) for one in (model, twin))
+        recipe = Recipe(function=model, optimizer=own, options=popgeo.StepOptions(), backend=Backend.CUDA)
+        step = CompiledStep(recipe, Replicas((0,), 2))
+        for number in range(8):
+            pos, y = make_call(number, 1)[0]
+            step(pos, y)
+            optimizer.zero_grad()
+            twin(pos.cuda(), y.cuda()).backward()
+            optimizer.step()
+        assert "one CUDA graph, captured once" in repr(step)
+        step.reset()
+    finally:
+        dist.destroy_process_group()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_be_captured_is_named_with_the_models_line():

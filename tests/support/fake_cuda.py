@@ -1,42 +1,49 @@
 """A replacement of `torch.cuda` on a processor, for tests of the order of streams, events, captures and replays.
 
 A captured graph contains the operations with their tensors, and a replay runs them in the same memory, as on a GPU.
-After a capture, all changes are undone, because a GPU would not have run the operations. The replacement says nothing
-about speed, and of a real device's refusals it knows only waits: reading values and waiting for events. It reports
-memory that is written while a copy of another stream may still read it: the host must first wait for an event after
-the copy.
+After a capture, all changes are undone, because a GPU would not have run the operations. As a GPU does, a capture
+refuses whatever waits for the device: reading values, shapes that depend on data, copies from or to ordinary memory.
+A collective that fails in a replay leaves the device stuck, as NCCL's kernels do. The replacement says nothing about
+speed. It reports memory that is written while a copy of another stream may still read it: the host must first wait for
+an event after the copy.
 """
 
 import contextlib
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-_WAITS = {
-    "_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
-    "bincount",
+from popgeo.engine import bind_step, cuda_graph, step_recipe
+from popgeo.ops import near_tensors
+
+# torch's functions that wait for the device or copy from ordinary memory
+WAITS = {
+    "item", "tolist", "cpu", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "__contains__",
+    "nonzero", "is_nonzero", "equal", "allclose", "unique", "unique_consecutive", "bincount", "masked_select",
+    "tensor", "as_tensor", "asarray", "from_numpy", "pin_memory",
 }  # fmt: skip
-_REFUSED = "CUDA error: operation not permitted when stream is capturing"
+
+REFUSAL = "CUDA error: operation not permitted when stream is capturing"
 
 
-class NoWaits(TorchDispatchMode):
-    """A mode in which an operation raises an error if the host of a GPU would wait for its result."""
+class NoWaits(TorchFunctionMode):
+    """A mode in which functions that wait for the device raise, as during a capture."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if waits(func, args):
-            raise RuntimeError(_REFUSED)
-        return func(*args, **(kwargs or {}))
-
-
-def waits(func: Any, args: Sequence[Any]) -> bool:
-    """Check whether the host of a GPU would wait for the result of an operation."""
-    name = func._schema.name.removeprefix("aten::")
-    return name in _WAITS or (name == "index" and any(_is(one) and one.dtype is torch.bool for one in args[1]))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        keywords = kwargs or {}
+        is_on_host = keywords.get("device") == "cpu"  # torch's optimizers make scalars there
+        if (getattr(func, "__name__", "") in WAITS and not is_on_host) or (func is Tensor.to and "cpu" in args):
+            raise RuntimeError(REFUSAL)
+        return func(*args, **keywords)
 
 
 class FakeStream:
@@ -64,9 +71,9 @@ class FakeStream:
         """End the first copies, and check that the memory stayed as it was."""
         for number in [one for one in self.copied if one <= num_copies]:
             memory, content = self.copied.pop(number)
-            with torch.utils._python_dispatch._disable_current_modes():
-                is_unchanged = torch.equal(memory, content)
-            if not is_unchanged:
+            with torch._C.DisableTorchFunction():  # within `NoWaits`, too
+                is_same = torch.equal(memory, content)
+            if not is_same:
                 raise AssertionError("memory was written before the host had waited for the copy that reads it")
 
     def wait_stream(self, other: "FakeStream") -> None:
@@ -86,12 +93,12 @@ class FakeEvent:
         self._num_copies = self._stream.num_copies
         self._cuda.log.append(f"event {self.number} after {self._stream.name}")
 
-    def query(self) -> bool:
-        return self._cuda.has_arrived
-
     def synchronize(self) -> None:
         self._cuda.wait(f"event {self.number}")
         self._stream.finish(self._num_copies)
+
+    def query(self) -> bool:
+        return self._cuda.has_arrived and not self._cuda.is_stuck
 
 
 class _Copies(TorchDispatchMode):
@@ -111,7 +118,8 @@ class _Copies(TorchDispatchMode):
 class FakeGraph:
     """Operations, in order, with their captured memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, cuda: "FakeCuda") -> None:
+        self._cuda = cuda
         self.ops: list[tuple[Any, tuple[Any, ...], Mapping[str, Any], Any]] = []
         self.replays = 0
 
@@ -119,7 +127,14 @@ class FakeGraph:
         self.replays += 1
         with torch.no_grad():
             for func, args, kwargs, result in self.ops:
-                again = func(*args, **kwargs)
+                try:
+                    again = func(*args, **kwargs)
+                    if func._schema.name.startswith("c10d::"):
+                        again[-1].wait()
+                except RuntimeError:
+                    assert func._schema.name.startswith("c10d::")
+                    self._cuda.is_stuck = True
+                    return
                 for old, new in zip(tree_flatten(result)[0], tree_flatten(again)[0], strict=True):
                     if _is(old) and old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
                         old.copy_(new)
@@ -134,8 +149,11 @@ class _Capture(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = dict(kwargs or {})
-        if waits(func, args):
-            raise RuntimeError(_REFUSED)
+        name, masks = func._schema.name, args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else []
+        if name in ("aten::_local_scalar_dense", "aten::nonzero") or (
+            name.startswith("aten::index") and any(_is(mask) and mask.dtype is torch.bool for mask in masks)
+        ):
+            raise RuntimeError(REFUSAL)
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[position] if position < len(args) else keywords.get(argument.name)
@@ -171,6 +189,7 @@ class FakeCuda:
     Attributes:
         log: Calls of streams and events, in order.
         graphs: The captured graphs.
+        is_stuck: Whether the device works on an operation that never ends.
         is_capturing: Whether a graph is captured now.
         has_arrived: The answer of events to the question whether they have happened.
     """
@@ -178,7 +197,7 @@ class FakeCuda:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.graphs: list[FakeGraph] = []
-        self.is_capturing, self.has_arrived = False, True
+        self.is_stuck, self.is_capturing, self.has_arrived = False, False, True
         self._count = {"stream": 0, "event": 0}
         self._main, self._of_thread = FakeStream(self, "main"), threading.local()  # per thread, as in CUDA
 
@@ -193,7 +212,7 @@ class FakeCuda:
         return FakeEvent(self, self._next("event"))
 
     def CUDAGraph(self) -> FakeGraph:
-        return FakeGraph()
+        return FakeGraph(self)
 
     def current_stream(self, device: Any = None) -> FakeStream:
         return getattr(self._of_thread, "stream", self._main)
@@ -211,7 +230,7 @@ class FakeCuda:
 
     def wait(self, what: str) -> None:
         if self.is_capturing:
-            raise RuntimeError(_REFUSED)
+            raise RuntimeError(REFUSAL)
         self.log.append(f"host waits for {what}")
 
     def synchronize(self, device: Any = None) -> None:
@@ -223,7 +242,7 @@ class FakeCuda:
         random_numbers = torch.get_rng_state()
         capture, self.is_capturing = _Capture(graph), True
         try:
-            with capture:
+            with capture, NoWaits():
                 yield
         finally:
             self.is_capturing = False
@@ -231,6 +250,22 @@ class FakeCuda:
             torch.set_rng_state(random_numbers)
         self.graphs.append(graph)
         self.log.append("captured")
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Replace `torch.cuda` by a fake over models and tensors of the processor."""
+    fake = FakeCuda()
+    for module in (step_recipe, cuda_graph):
+        monkeypatch.setattr(module, "device_of", lambda model, backend: torch.device("cpu"))
+    monkeypatch.setattr(bind_step, "torch", SimpleNamespace(cuda=fake))
+    monkeypatch.setattr(near_tensors, "cuda", fake)
+    for name in ("is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: fake.is_capturing)
+    for name in ("adam", "nadam", "radam", "adamax", "rmsprop", "rprop", "adadelta", "asgd"):
+        # torch knows no processor that captures
+        served = lambda *given, **named: ["cpu"]  # noqa: E731
+        monkeypatch.setattr(sys.modules[f"torch.optim.{name}"], "_get_capturable_supported_devices", served)
+    return fake
 
 
 def _is(tensor: Any) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch_geometric.data import Data
 from popgeo import FixedSizeDataLoader, FixedSizeOptions
 from popgeo.lightning import CompiledModule
 from popgeo.nn import GIN, BatchNorm, mse_loss
+from tests.support.fake_cuda import install
 
 NUM_GRAPHS = 40
 
@@ -147,6 +149,16 @@ def main(folder: str) -> None:
         trainer = trainer_in(Path(folder), devices=2, strategy="ddp", max_epochs=2, enable_checkpointing=False)
         trainer.fit(module, loader(shuffle=True), loader())
         found[kind.__name__] = [trainer.global_step, *weights(module).tolist()]
+    with pytest.MonkeyPatch.context() as patched:
+        cuda = install(patched)
+        for backend in ("cpu", "cuda"):
+            module = Compiled(Regression(), backend=backend)
+            module.schedule = "none"
+            trainer = trainer_in(Path(folder) / backend, devices=2, strategy="ddp", max_epochs=2)
+            trainer.fit(module, loader(shuffle=True), loader())
+            found[backend] = weights(module).tolist()
+        names = [func._schema.name for graph in cuda.graphs for func, *_ in graph.ops]
+        found["exchanges"] = names.count("c10d::allreduce_")
     path = Path(folder) / "stopped.ckpt"
     for name, callbacks, resumes in (
         ("whole", [], None),

@@ -124,12 +124,12 @@ def check_capturable(optimizer: Optimizer) -> None:
     if not is_sgd and not all("capturable" in group for group in optimizer.param_groups):
         raise ValueError(
             f"{type(optimizer).__name__} keeps numbers of its update on the host, so a CUDA graph cannot hold it. Use "
-            f"{_SERVED}, or backend='cpu' or 'inductor'."
+            f"{_SERVED}, or train on the processor: model.cpu()."
         )
     if has_step_hooks(optimizer):
         raise ValueError(
             f"{type(optimizer).__name__} has hooks around its step, which a CUDA graph would call only during the "
-            "capture. Remove them, or use backend='cpu' or 'inductor'."
+            "capture. Remove them, or train on the processor: model.cpu()."
         )
     for group in optimizer.param_groups:
         if group.get("differentiable"):

@@ -20,7 +20,7 @@ def segment_matmul(inputs: Tensor, ptr: Tensor, other: Tensor, bias: Tensor | No
         bias: One vector per segment, added to its rows. [num_segments, out_channels]
 
     Returns:
-        The products. [num_rows, out_channels]
+        The products, in the dtype of `inputs`, also under autocast. [num_rows, out_channels]
 
     Raises:
         ValueError: the pointers do not ascend from 0 to the number of rows, or do not match the matrices.
@@ -39,7 +39,7 @@ def segment_matmul(inputs: Tensor, ptr: Tensor, other: Tensor, bias: Tensor | No
     products = [rows @ matrix for rows, matrix in zip(inputs.split(sizes), other.unbind(), strict=True)]
     if bias is not None:
         products = [rows + vector for rows, vector in zip(products, bias.unbind(), strict=True)]
-    return torch.cat(products) if products else inputs.new_empty(0, other.shape[-1])
+    return torch.cat(products).to(inputs.dtype) if products else inputs.new_empty(0, other.shape[-1])
 
 
 def grouped_matmul(
