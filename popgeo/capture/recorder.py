@@ -180,6 +180,9 @@ class Recorder(TorchDispatchMode):
             if weight is not None and args[weight] is not None:
                 # The kernels keep the statistics in the weight's type, unlike the stand-ins.
                 result = result[0], *(one.to(args[weight].dtype) for one in result[1:])
+            if func._schema.name == "aten::_scaled_dot_product_flash_attention_for_cpu":
+                # Before torch 2.13 the stand-in of the sums is float32, also where the kernel's are float64.
+                result = result[0], result[1].to(torch.promote_types(args[0].dtype, torch.float32))
             return self.slots.follow(func, args, kwargs, result)
         # Torch's table lacks these operations.
         except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):
