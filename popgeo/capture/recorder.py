@@ -175,6 +175,8 @@ class Recorder(TorchDispatchMode):
     def _stand_in(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result on stand-ins; if they refuse the operands, compute a stand-in with the kernel."""
         try:
+            if func is torch.ops.aten.select.int and len(args) == 3:
+                range(args[0].shape[args[1]])[args[2]]  # stand-ins of torch 2.10 take any index
             result = run_on_stand_ins(func, args, kwargs)
             weight = _WEIGHT_OF_NORM.get(func._schema.name)
             if weight is not None and args[weight] is not None:
