@@ -175,11 +175,16 @@ class Recorder(TorchDispatchMode):
     def _stand_in(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result on stand-ins; if they refuse the operands, compute a stand-in with the kernel."""
         try:
+            if func is torch.ops.aten.select.int and len(args) == 3:
+                range(args[0].shape[args[1]])[args[2]]  # stand-ins of torch 2.10 take any index
             result = run_on_stand_ins(func, args, kwargs)
             weight = _WEIGHT_OF_NORM.get(func._schema.name)
             if weight is not None and args[weight] is not None:
                 # The kernels keep the statistics in the weight's type, unlike the stand-ins.
                 result = result[0], *(one.to(args[weight].dtype) for one in result[1:])
+            if func._schema.name == "aten::_scaled_dot_product_flash_attention_for_cpu":
+                # Before torch 2.13 the stand-in of the sums is float32, also where the kernel's are float64.
+                result = result[0], result[1].to(torch.promote_types(args[0].dtype, torch.float32))
             return self.slots.follow(func, args, kwargs, result)
         # Torch's table lacks these operations.
         except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):

@@ -16,9 +16,11 @@ from popgeo.native import library
 from popgeo.ops import sum_on_device
 from tests.conftest import REPOSITORY
 
-SAYS = (
-    "import warnings; warnings.simplefilter('always'); import torch, popgeo; from popgeo.native import library;"
-    "sums = [popgeo.scatter(torch.ones(2, 1), torch.tensor([0, 1]), 0, dim_size=2) for _ in range(2)];"
+SAYS = (  # popgeo may be installed next to torch, so that folder is no longer searched once popgeo is imported
+    "import site, sys, warnings; warnings.simplefilter('always'); import torch, popgeo;"
+    "from popgeo.native import library; scatter = popgeo.scatter;"
+    "sys.path[:] = [one for one in sys.path if one not in site.getsitepackages()];"
+    "sums = [scatter(torch.ones(2, 1), torch.tensor([0, 1]), 0, dim_size=2) for _ in range(2)];"
     "print(popgeo.__file__, library.is_available(), library.reason(), sep='\\n')"
 )
 WARNING = "popgeo runs without its compiled kernels"
