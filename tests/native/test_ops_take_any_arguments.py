@@ -44,6 +44,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "cfconv": [(X, W, SRC, DST, NODES, *TO_DST, *TO_SRC, 2), (X, W, SRC, DST, NODES)],
     "cfconv_backward": [(GRAD, X, W, SRC, DST, *TO_DST, *TO_SRC, 2), (GRAD, X, W, SRC, DST)],
     **{f"segment_{how}": [(W, INDPTR)] for how in ("sum", "min", "max")},
+    "softmax": [(W, DST, *TO_DST)],
+    "softmax_backward": [(W, W.exp(), DST, *TO_DST)],
     "gather_csr": [(X, INDPTR, EDGES)],
     "shifted_softplus": [(X,)],
     "shifted_softplus_backward": [(GRAD, X)],

@@ -38,13 +38,11 @@ void cfconv(const Plan& plan, const T* x, const T* w, const int64_t* src, T* out
   const int64_t ahead = edges_ahead(channels);
   const bool fetches = plan.perm || plan.num_edges * channels * int64_t(sizeof(T)) > FETCHED_BYTES;
   for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      if (!is_narrow<T>(channels)) {
-        for_each_block<T>(channels, [=](auto columns) {
-          cfconv_block(plan, row, x, w, src, out, channels, ahead, fetches, columns);
-        });
-        continue;
-      }
+    if (!is_narrow<T>(channels))
+      return for_each_row<T>(begin, end, channels, [=](int64_t row, auto columns) {
+        cfconv_block(plan, row, x, w, src, out, channels, ahead, fetches, columns);
+      });
+    for (int64_t row = begin; row < end; ++row)
       for (int64_t c = 0; c < channels; ++c) {
         typename Sum<T>::type total = 0;
         for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p) {
@@ -53,7 +51,6 @@ void cfconv(const Plan& plan, const T* x, const T* w, const int64_t* src, T* out
         }
         out[row * channels + c] = Narrow<T>::of(total);
       }
-    }
   });
 }
 
@@ -108,13 +105,14 @@ void cfconv_backward(const Plan& plan, const T* grad, const T* x, const T* w, co
   const int64_t ahead = edges_ahead(channels);
   const bool streams = sizeof(T) >= 4 && plan.num_edges * channels * int64_t(sizeof(T)) > STREAM_BYTES;
   for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      if (!is_narrow<T>(channels)) {
-        for_each_block<T>(channels, [=](auto columns) {
-          backward_block(plan, row, grad, x, w, dst, grad_x, grad_w, channels, ahead, streams, columns);
-        });
-        continue;
-      }
+    if (!is_narrow<T>(channels)) {
+      for_each_row<T>(begin, end, channels, [=](int64_t row, auto columns) {
+        backward_block(plan, row, grad, x, w, dst, grad_x, grad_w, channels, ahead, streams, columns);
+      });
+      if (streams) finish_stream();
+      return;
+    }
+    for (int64_t row = begin; row < end; ++row)
       for (int64_t c = 0; c < channels; ++c) {
         typename Sum<T>::type total = 0;
         for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p) {
@@ -125,8 +123,6 @@ void cfconv_backward(const Plan& plan, const T* grad, const T* x, const T* w, co
         }
         grad_x[row * channels + c] = Narrow<T>::of(total);
       }
-    }
-    if (streams) finish_stream();
   });
 }
 

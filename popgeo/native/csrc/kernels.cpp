@@ -42,18 +42,17 @@ void sum(const Plan& plan, const T* src, T* out, int64_t channels) {
   const bool fetches = plan.perm || plan.num_edges * channels * int64_t(sizeof(T)) > FETCHED_BYTES;
   const int64_t ahead = fetches ? edges_ahead(channels) : 0;
   for_each_tile(plan, channels, [=](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      if (!is_narrow<T>(channels)) {
-        for_each_block<T>(channels, [=](auto columns) { sum_block(plan, row, src, out, channels, ahead, columns); });
-        continue;
-      }
+    if (!is_narrow<T>(channels))
+      return for_each_row<T>(begin, end, channels, [=](int64_t row, auto columns) {
+        sum_block(plan, row, src, out, channels, ahead, columns);
+      });
+    for (int64_t row = begin; row < end; ++row)
       for (int64_t c = 0; c < channels; ++c) {
         typename Sum<T>::type total = 0;
         for (int64_t p = plan.rowptr[row]; p < plan.rowptr[row + 1]; ++p)
           total += widen(src[(plan.perm ? plan.perm[p] : p) * channels + c]);
         out[row * channels + c] = Narrow<T>::of(total);
       }
-    }
   });
 }
 

@@ -55,6 +55,8 @@ struct Columns {
   int64_t operator[](int i) const { return i + 1 < COUNT ? i * Vector<Lane>::lanes : last; }
 };
 
+inline bool is_one_block(int64_t vectors) { return vectors <= 8 || vectors == 13 || vectors == 16; }
+
 // Calls body(Columns) for each block of columns. Thirteen vectors and what is computed with them are as many as sixteen
 // registers can hold, but rows of sixteen are still better read at once; most rows take blocks of eight.
 template <class T, class Body>
@@ -62,7 +64,7 @@ inline void for_each_block(int64_t channels, Body body) {
   constexpr int64_t lanes = Vector<typename Sum<T>::type>::lanes;
   int64_t first = 0;
   int64_t left = (channels + lanes - 1) / lanes;
-  for (; left > 8 && left != 13 && left != 16; left -= 8, first += 8 * lanes) body(Columns<T, 8>{first, 7 * lanes});
+  for (; !is_one_block(left); left -= 8, first += 8 * lanes) body(Columns<T, 8>{first, 7 * lanes});
   const int64_t last = channels - lanes - first;
   switch (left) {
     case 1: return body(Columns<T, 1>{first, last});
@@ -76,6 +78,17 @@ inline void for_each_block(int64_t channels, Body body) {
     case 13: return body(Columns<T, 13>{first, last});
     case 16: return body(Columns<T, 16>{first, last});
   }
+}
+
+// Calls body(row, Columns) for the blocks of each row. If a row is one block, its size is looked at once for all rows.
+template <class T, class Body>
+inline void for_each_row(int64_t begin, int64_t end, int64_t channels, Body body) {
+  constexpr int64_t lanes = Vector<typename Sum<T>::type>::lanes;
+  const int64_t together = is_one_block((channels + lanes - 1) / lanes) ? end - begin : 1;
+  for (int64_t first = begin; first < end; first += together)
+    for_each_block<T>(channels, [=](auto columns) {
+      for (int64_t row = first; row < first + together; ++row) body(row, columns);
+    });
 }
 
 // Walks a row that is narrower than a vector, channel by channel.
