@@ -123,12 +123,8 @@ def compare_derivatives(pairs: dict[str, np.ndarray]) -> Iterator[tuple[str, int
             rank = np.argsort(np.argsort([change[close], works[close] @ np.sign(slopes)]))
             correlation = float(np.corrcoef(rank)[0, 1])  # type: ignore[index]
             if abs(correlation) < 0.5 and explained < 0.5:
-                yield (
-                    "energies do not follow forces",
-                    int(close.sum()),
-                    f"correlation {correlation:.2f}",
-                    int(index.min()),
-                )
+                text = f"correlation {correlation:.2f}"
+                yield "energies do not follow forces", int(close.sum()), text, int(index.min())
 
 
 class CloseStructures:

@@ -27,9 +27,8 @@ class NamedTriples:
     relations: pd.Index
 
     def __repr__(self) -> str:
-        return (
-            f"NamedTriples({len(self.triples):,} of {len(self.entities):,} entities, {len(self.relations):,} relations)"
-        )
+        names = f"{len(self.entities):,} entities, {len(self.relations):,} relations"
+        return f"NamedTriples({len(self.triples):,} of {names})"
 
 
 def read_triples(path: str | Path, like: NamedTriples | None = None, separator: str = "\t") -> NamedTriples:

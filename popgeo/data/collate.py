@@ -112,9 +112,8 @@ class FixedSizeCollater:
     def flat(self, graphs: "Sequence[Data | HeteroData]", numbers: Sequence[int] | None = None) -> FlatStore:
         """Return the graphs as a flat dataset without excluded attributes; errors use these numbers of graphs."""
         numbers = range(len(graphs)) if numbers is None else numbers
-        return flat_graphs(
-            graphs, numbers, exclude_keys=self.layout.exclude_keys, levels=self._learned or self.layout.levels
-        )
+        levels = self._learned or self.layout.levels
+        return flat_graphs(graphs, numbers, exclude_keys=self.layout.exclude_keys, levels=levels)
 
     def collate(self, store: FlatStore, generator: torch.Generator) -> "Batch":
         """Return one batch of all graphs of a flat dataset that is not a view."""

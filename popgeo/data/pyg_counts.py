@@ -246,9 +246,8 @@ def _increments(
         ValueError: the class's own `__inc__` adds to fractions, or adds fractions.
     """
     own, name = column.increments, column.name
-    if (
-        own is None and "batch" in name and not column.is_number and _is_whole(values)
-    ):  # as in PyG: the largest number plus one
+    # As in PyG: the largest number plus one.
+    if own is None and "batch" in name and not column.is_number and _is_whole(values):
         rows = values.movedim(column.dim, 0).flatten(1) if values.dim() > 1 else values[:, None]
         return _segment_max(rows.amax(1) if rows.numel() else rows.new_zeros(len(rows)), slices) + 1
     if own is None:

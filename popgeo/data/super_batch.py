@@ -57,7 +57,7 @@ def split(batch: Any) -> "list[Batch]":
 
 
 def _part(batch: Any, index: int, count: int, apart: tuple[Mapping[Any, Any], ...]) -> "Batch":
-    part = copy.copy(batch)
+    part, num_nodes = copy.copy(batch), {}
     for store in part.stores:
         for name, value in list(store.items()):
             if isinstance(value, Tensor | list):
@@ -65,14 +65,12 @@ def _part(batch: Any, index: int, count: int, apart: tuple[Mapping[Any, Any], ..
                 store[name] = value[index * size : (index + 1) * size]
         for name in {"_real", "_seeds"} & store.__dict__.keys():
             store.__dict__[name] = store.__dict__[name][index : index + 1]
-    main = part.stores[0].__dict__
-    del main["_mini_batches"]
-    main["_slice_dict"], main["_inc_dict"], stated = apart
-    num_nodes = {}
-    for store in part.stores:
         store.__dict__.pop("_cached_attr", None)
         num_nodes[store._key] = store._mapping.pop("num_nodes", None)
         store._mapping.pop("num_edges", None)
+    main = part.stores[0].__dict__
+    del main["_mini_batches"]
+    main["_slice_dict"], main["_inc_dict"], stated = apart
     state_num_nodes(part, stated, num_nodes)
     return part
 

@@ -49,9 +49,8 @@ def check_positions(columns: Columns) -> None:
     for attribute in columns.attributes:
         if attribute.name not in _POSITIONS or not attribute.is_tensor or not attribute.tensor.is_floating_point():
             continue
-        pieces = attribute.tensor.movedim(attribute.dim, 0).split(
-            _ROWS_AT_ONCE
-        )  # a store on disk may be larger than memory
+        # A store on disk may be larger than memory.
+        pieces = attribute.tensor.movedim(attribute.dim, 0).split(_ROWS_AT_ONCE)
         finite = torch.cat([piece.isfinite().flatten(1).all(dim=1) for piece in pieces])
         if (graph := _first_shown(columns, attribute.axis, ~finite)) is not None:
             raise ValueError(

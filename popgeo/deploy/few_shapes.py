@@ -13,7 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from popgeo.convert.periodic_pairs import NeighborList
-from popgeo.ops.collective_ops import names_lost_process
+from popgeo.deploy.processes import from_all
 from popgeo.packing.sizes import common_and_largest, grown
 
 Shape = tuple[int, int]
@@ -99,21 +99,13 @@ class FewShapes:
         Raises:
             ValueError: there are no structures, or a neighbor list raises, here or in a different process.
         """
-        mine: np.ndarray | Exception
-        try:
+
+        def mine() -> np.ndarray:
             counted = NeighborList(cutoff, 0.0)
             rows = [(len(atoms), counted.of(atoms)[0].shape[1], atoms.cell.rank == 3) for atoms in structures]
-            mine = np.array(rows, dtype=np.int64).reshape(-1, 3)
-        except Exception as error:  # the other processes wait for this one
-            mine = error
-        parts: list[Any] = [mine]
-        if process_group is not None:
-            parts = [None] * dist.get_world_size(process_group)
-            with names_lost_process("agree on shapes"):
-                dist.all_gather_object(parts, mine, group=process_group)
-        for part in parts:
-            if isinstance(part, Exception):
-                raise part
+            return np.array(rows, dtype=np.int64).reshape(-1, 3)
+
+        parts = [mine()] if process_group is None else from_all("agree on shapes", mine, process_group)
         found = np.concatenate(parts)
         if not len(found):
             raise ValueError("There are no structures. Pass those that will be evaluated.")

@@ -41,9 +41,8 @@ def plain_module(model: nn.Module, examples: Mapping[str, Tensor]) -> fx.GraphMo
     with torch.no_grad():
         made = make_fx(run, decomposition_table=_PLAIN)(*examples.values())
     for node in made.graph.nodes:
-        if (
-            str(node.target) == STATE and not node.users
-        ):  # left over: it was kept for draws that turned out not to exist
+        # The state was kept for draws that turned out not to exist.
+        if str(node.target) == STATE and not node.users:
             made.graph.erase_node(node)
     made.recompile()
     for node in made.graph.nodes:

@@ -1,4 +1,4 @@
-"""Collectives among the processes of a Predictor. If one fails, the error names the processes that have ended."""
+"""Collectives among processes. If one fails, the error names the processes that have ended."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from popgeo.data.flat_store import FlatStore
 from popgeo.deploy.predictions import Predictions
 
-_members: tuple[Any, list[tuple[str, int]]] | None = None  # a process group, and the machine and number of each process
+_MEMBERS: dict[Any, list[tuple[int, str, int]]] = {}  # of each process group: ranks, machines and process numbers
 
 
 def shared_out(graphs: Any, predict: Callable[[Any, int], Predictions]) -> Predictions:
@@ -27,42 +27,61 @@ def shared_out(graphs: Any, predict: Callable[[Any, int], Predictions]) -> Predi
         return predict(graphs, 0)
     graphs = graphs if hasattr(graphs, "__len__") else list(graphs)
     start, stop = (len(graphs) * (dist.get_rank() + i) // world for i in (0, 1))
-    mine: Predictions | Exception
+    is_cut = isinstance(graphs, (FlatStore, list))
+
+    def mine() -> Predictions:
+        return predict(graphs[start:stop] if is_cut else [graphs[i] for i in range(start, stop)], start)
+
+    return Predictions.concatenate(from_all("collect the predictions", mine))
+
+
+def from_all(act: str, make: Callable[[], Any], group: Any = None) -> list[Any]:
+    """Return what a function returns in each process of a group; raise in all of them if it raises in one.
+
+    Args:
+        act: Purpose of the exchange, for the error.
+        make: The function.
+        group: The process group. Default: all processes.
+
+    Raises:
+        RuntimeError: a process has ended or does not answer.
+    """
+    mine: Any
     try:
-        is_cut = isinstance(graphs, (FlatStore, list))
-        mine = predict(graphs[start:stop] if is_cut else [graphs[i] for i in range(start, stop)], start)
+        mine = make()
     except Exception as error:  # the other processes wait for this one
         mine = error
-    parts: list[Any] = [None] * world
-    together("collect the predictions", dist.all_gather_object, parts, mine)
+    parts: list[Any] = [None] * dist.get_world_size(group)
+    together(act, dist.all_gather_object, parts, mine, group=group)
     for part in parts:
         if isinstance(part, Exception):
             raise part
-    return Predictions.concatenate(parts)
+    return parts
 
 
-def together(act: str, collective: Any, *arguments: Any) -> None:
-    """Run a collective of the default process group.
+def together(act: str, collective: Any, *arguments: Any, group: Any = None) -> None:
+    """Run a collective.
 
     Args:
         act: Purpose of the collective, for the error.
         collective: A function of `torch.distributed`.
         arguments: Its arguments.
+        group: The process group. Default: all processes.
 
     Raises:
         RuntimeError: a process has ended or does not answer; the error names its rank if it ran on this machine.
     """
-    global _members
-    found: list[tuple[str, int]] = []
+    found: list[tuple[int, str, int]] = []
+    group = dist.group.WORLD if group is None else group
     try:
-        if _members is None or _members[0] is not dist.group.WORLD:
-            parts: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(parts, (socket.gethostname(), os.getpid()))
-            _members = dist.group.WORLD, parts
-        found = _members[1]
-        collective(*arguments)
+        if group not in _MEMBERS:
+            parts: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(parts, (dist.get_rank(), socket.gethostname(), os.getpid()), group=group)
+            _MEMBERS[group] = parts
+        found = _MEMBERS[group]
+        collective(*arguments, group=group)
     except RuntimeError as error:
-        here = [(rank, process) for rank, (host, process) in enumerate(found) if host == socket.gethostname()]
+        here = [(rank, process) for rank, host, process in found if host == socket.gethostname()]
         ended: list[int] = []
         for _ in range(20):  # connections close shortly before a process ends
             if ended := [rank for rank, process in here if _ended(process)]:

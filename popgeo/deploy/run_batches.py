@@ -101,9 +101,8 @@ class _Feed:
                             raise ValueError(
                                 f"Result {name!r} has {len(rows[name])} rows for {real[axis][i]} real ones."
                             )
-                    odd = any(
-                        one.isnan().any() for name, one in rows.items() if name != "stress"
-                    )  # its NaN means no volume
+                    # A stress that is NaN means no volume.
+                    odd = any(one.isnan().any() for name, one in rows.items() if name != "stress")
                     if self.program.model is not None and odd:
                         with torch.no_grad():
                             self.program.model(*given)  # may raise an error that explains the NaN

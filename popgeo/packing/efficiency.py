@@ -60,9 +60,8 @@ def efficiency(packs: Packs, sizes: ArrayLike, budget: Budget) -> Efficiency:
     fills = tuple((packed.sum(axis=0) / slots).tolist()) if len(packs) else (1.0,) * len(budget.sizes)
     graphs = packs.num_graphs / (len(packs) * budget.num_graphs) if len(packs) else 1.0
     binds = (*names(len(fills)), "graphs")[int(np.argmax([*fills, graphs]))]
-    return Efficiency(
-        sizes=fills, graphs=graphs, binds=binds, num_packs=len(packs), lower_bound=lower_bound(sizes, budget)
-    )
+    bound = lower_bound(sizes, budget)
+    return Efficiency(sizes=fills, graphs=graphs, binds=binds, num_packs=len(packs), lower_bound=bound)
 
 
 def lower_bound(sizes: ArrayLike, budget: Budget) -> int:

@@ -320,9 +320,8 @@ def in_one_pass(model: nn.Module) -> nn.Module:
         once = PairwiseLayers(model)
         for block in new:
             block.conv_tp, block.conv_fusion = _Convolution(block.conv_tp), True
-            if (
-                getattr(block.conv_tp_weights, "hs", [0])[0] == block.edge_feats_irreps.num_irreps
-            ):  # a function of lengths only
+            # The weights of an edge are a function of its length only.
+            if getattr(block.conv_tp_weights, "hs", [0])[0] == block.edge_feats_irreps.num_irreps:
                 once.add(block.conv_tp_weights)
     return model
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.refusals import check_index
 
-NUM_OF_PATH = (
-    8  # channels, start of x, components of x, start and components of y, start of w, start and components of g
-)
+# Channels, start of x, components of x, start and components of y, start of w, start and components of g.
+NUM_OF_PATH = 8
 MOST_COMPONENTS = 11
 
 

@@ -110,7 +110,7 @@ class EventState(nn.Module):
 
     @torch.no_grad()
     def reset_state(self) -> None:
-        """Forget all events."""
+        """Forget all events, as before the first event of an epoch."""
         for state in self.buffers():
             state.zero_()
 

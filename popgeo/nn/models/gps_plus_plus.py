@@ -1,5 +1,7 @@
 """GPS++: message passing with a state of each graph, combined with biased attention (arXiv:2212.02229)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -90,16 +92,8 @@ class GPSPlusPlus(nn.Module):
         **pairs: Tensor,
     ) -> Tensor:
         """Return predictions for each graph, [num_graphs, out_channels]; `embed` explains the arguments."""
-        nodes, _, _ = self.embed(
-            x,
-            edge_index,
-            edge_attr,
-            batch,
-            num_graphs=num_graphs,
-            nodes_mask=nodes_mask,
-            edges_mask=edges_mask,
-            **pairs,
-        )
+        given: dict[str, Any] = {"nodes_mask": nodes_mask, "edges_mask": edges_mask, **pairs}
+        nodes, _, _ = self.embed(x, edge_index, edge_attr, batch, num_graphs=num_graphs, **given)
         return self.read_out(nodes, batch, num_graphs)
 
     def read_out(self, nodes: Tensor, batch: Tensor, num_graphs: int) -> Tensor:

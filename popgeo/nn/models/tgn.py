@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from popgeo.nn.models.event_ends import EventEnds, LastNeighbors, RecentNeighbors
+from popgeo.nn.models.event_ends import EventEnds, EventState, LastNeighbors, RecentNeighbors
 from popgeo.nn.models.node_memory import NodeMemory, TimeEncoder
 from popgeo.ops import gather
 from popgeo.ops.exp_or_zero import exp_or_zero
@@ -134,7 +134,7 @@ class LinkPredictor(nn.Module):
         return self.lin_final(torch.relu(self.lin_src(z_src) + self.lin_dst(z_dst))).squeeze(1)
 
 
-class TGN(nn.Module):
+class TGN(EventState):
     """A model that predicts the events of a stream from earlier events, batch by batch (arXiv:2006.10637).
 
     `forward` predicts a batch's events first and takes them in afterwards. Memories, messages and last neighbors are in
@@ -253,8 +253,3 @@ class TGN(nn.Module):
             memory = memory + gather(self.node_features.weight, touched)
         until = t.unsqueeze(1) if self.since == "now" else last_update[place]
         return self.embedding(memory, until - neighbors.t, root, place, neighbors)
-
-    def reset_state(self) -> None:
-        """Forget all events, as before the first event of an epoch."""
-        self.memory.reset_state()
-        self.neighbors.reset_state()
