@@ -56,7 +56,8 @@ class ByteBlock:
         are_alike = all(place.shape == tensor.shape and place.dtype == tensor.dtype for place, tensor in pairs)
         if are_alike and starts_in_one_block(tensors) == self.starts:
             whole = torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(tensors[0].untyped_storage())
-            self.memory.copy_(whole[: len(self.memory)], non_blocking=True)
+            used = min(len(whole), len(self.memory))  # one of them may end with the last tensor, and one be padded
+            self.memory[:used].copy_(whole[:used], non_blocking=True)
             return
         for place, tensor in pairs:
             place.copy_(tensor.detach(), non_blocking=True)
