@@ -88,5 +88,10 @@ def ref(argument: Any) -> int:
 
 def is_contiguous(value: Value) -> bool:
     """Return whether a value's elements are contiguous in memory."""
-    steps = [math.prod(value.shape[axis + 1 :]) for axis in range(len(value.shape))]
-    return all(size == 1 or own == step for size, own, step in zip(value.shape, value.stride, steps, strict=True))
+    steps = zip(value.shape, value.stride, dense_strides(value.shape), strict=True)
+    return all(size == 1 or own == dense for size, own, dense in steps)
+
+
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous value."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

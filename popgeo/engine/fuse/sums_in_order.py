@@ -15,6 +15,7 @@ import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Role, Value
 from popgeo.capture.passes import new_storages, with_ops
+from popgeo.engine.fuse.def_use import dense_strides, is_contiguous
 from popgeo.native import library
 
 PRODUCT, ROW_SUM = "native.product.default", "native.row_sum.default"
@@ -185,7 +186,7 @@ class _Rewriting:
     def _view(self, op: Op, v: int, shape: Sequence[int]) -> int:
         """Add a view of a contiguous value in another shape."""
         value = self.values[v]
-        self.values.append(replace(value, shape=tuple(shape), stride=_dense_strides(shape), producer=None))
+        self.values.append(replace(value, shape=tuple(shape), stride=dense_strides(shape), producer=None))
         return self._emit(op, "aten.view.default", (Ref(v), list(shape)), len(self.values) - 1)
 
     def _emit(self, op: Op, target: str, args: tuple[Any, ...], made: int, **kwargs: Any) -> int:
@@ -228,18 +229,13 @@ def _has_rows(value: Value, outer: int) -> bool:
 
 def is_dense(value: Value) -> bool:
     """Return whether a value is contiguous and has no marks."""
-    steps = zip(value.shape, value.stride, _dense_strides(value.shape), strict=True)
-    return not any(value.marks) and all(size == 1 or step == dense for size, step, dense in steps)
+    return not any(value.marks) and is_contiguous(value)
 
 
 def dense_value(shape: Sequence[int], dtype: torch.dtype, storage: int) -> Value:
     """Return a contiguous value in a storage of its own."""
-    form = {"shape": tuple(shape), "stride": _dense_strides(shape), "offset": 0}
+    form = {"shape": tuple(shape), "stride": dense_strides(shape), "offset": 0}
     return Value(**form, dtype=dtype, storage=storage, producer=None)  # type: ignore[arg-type]
-
-
-def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 def _has_unit_stride(value: Value) -> bool:
