@@ -11,10 +11,11 @@ from torch import Tensor
 
 from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.expand import expand
-from popgeo.capture.marks import marks_of
+from popgeo.capture.marks import layout_of, marks_of
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value
 from popgeo.capture.operations import Out, operation_of
-from popgeo.capture.passes import fold_constants, is_random, new_storages, with_ops
+from popgeo.capture.passes import fold_constants, is_random, with_ops
+from popgeo.capture.value_list import ValueList
 from popgeo.engine.fuse.edge_rows import EDGE_ORDER, order_call
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
@@ -170,12 +171,11 @@ class GraphRunner:
     def _with_copies(self, copied: Mapping[int, Tensor], given: dict[int, Tensor]) -> OpGraph:
         """Return the graph with copies of some outputs to their places, which are added to `given`."""
         graph = self.runs
-        values, ops, outputs = list(graph.values), list(graph.ops), list(graph.outputs)
-        for (position, place), storage in zip(copied.items(), new_storages(values), strict=False):
-            made, form = outputs[position], {"shape": tuple(place.shape), "stride": place.stride(), "offset": 0}
+        values, ops, outputs = ValueList(graph.values), list(graph.ops), list(graph.outputs)
+        for position, place in copied.items():
+            made, layout = outputs[position], {**layout_of(place), "offset": 0}
             assert made is not None
-            values.append(Value(**form, dtype=place.dtype, storage=storage, producer=None, marks=marks_of(place)))  # type: ignore[arg-type]
-            outputs[position] = v = len(values) - 1
+            outputs[position] = v = values.add(Value(**layout, storage=values.new_storage(), producer=None))
             given[v] = place
             ops.append(Op(target="aten._to_copy.default", args=(Ref(made),), outputs=(v,)))
         return with_ops(graph, ops, outputs, values=values) if copied else graph

@@ -1,12 +1,12 @@
 """Def-use chains: the operations that make and read each value of a graph, for passes that search for patterns."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.value_list import dense_strides
 
 # Views in another shape; they show all elements if the number of elements is the same.
 SHOWS = (
@@ -90,8 +90,3 @@ def is_contiguous(value: Value) -> bool:
     """Return whether a value's elements are contiguous in memory."""
     steps = zip(value.shape, value.stride, dense_strides(value.shape), strict=True)
     return all(size == 1 or own == dense for size, own, dense in steps)
-
-
-def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous value."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

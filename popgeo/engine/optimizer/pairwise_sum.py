@@ -26,7 +26,7 @@ class PairwiseSum:
     """
 
     def __init__(self, places: Sequence[Tensor]) -> None:
-        self._places = places
+        self._places = list(places)
         self._open: list[tuple[int, list[Tensor]]] = []  # the number of doublings of each sum, which descends
 
     def add(self, tensors: Sequence[Tensor]) -> None:

@@ -29,17 +29,11 @@ def _moves(elements: Sequence[Element], whole: Sequence[Tensor], held: Any = ())
     return elements_call(elements, held=held)
 
 
-@lowers("aten.clone.default", "aten._to_copy.default", "aten.contiguous.default")
+@lowers(*(f"aten.{name}.default" for name in ("clone", "_to_copy", "contiguous", "copy", "copy_")))
 def lower_copy(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
-    """Lower a copy; its result has the layout that torch chose at the capture."""
+    """Lower a copy, also into a tensor; a new result has the layout that torch chose at the capture."""
     require(results[0].shape == given["self"].shape)
-    return elements_call([copied(results[0], given["self"])])
-
-
-@lowers("aten.copy_.default", "aten.copy.default")
-def lower_copy_into(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
-    """Lower a copy into a tensor."""
-    return elements_call([copied(results[0], given["src"])])
+    return elements_call([copied(results[0], given.get("src", given["self"]))])
 
 
 @lowers(*(f"aten.{name}.default" for name in ("zeros", "zeros_like", "new_zeros", "zero", "zero_")))
