@@ -196,13 +196,13 @@ def fuse(graph: OpGraph) -> OpGraph:
 def call_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Call:
     """Return a call that runs a loop."""
     count, carried, outside = op.args
-    body = _Body(op.bodies[0], [*carried, *outside], tensors, own=len(carried))
+    runner, own = _bound_body(op.bodies[0], [*carried, *outside], tensors)
     places = [tensors[v] for v in op.makes()]
 
     def run() -> None:
-        made = body.run()
-        for _ in range(count - 1):
-            made = body.again(made)
+        made: Sequence[Any] = own
+        for _ in range(count):
+            made = runner.run(made)
         _copy(made, places)
 
     return run
@@ -211,37 +211,28 @@ def call_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Call
 def call_cond(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Call:
     """Return a call that runs one of two branches."""
     condition, *given = op.args
-    bodies = [
-        _Body(body, operands, tensors, own=sum(one.name.startswith("given.") for one in body.inputs))
-        for body, operands in zip(op.bodies, given, strict=True)
-    ]
+    bodies = [_bound_body(body, operands, tensors) for body, operands in zip(op.bodies, given, strict=True)]
     places = [tensors[v] for v in op.makes()]
-    return lambda: _copy(bodies[0 if bool(tensors[condition.value]) else 1].run(), places)
+
+    def run() -> None:
+        runner, own = bodies[0 if bool(tensors[condition.value]) else 1]
+        _copy(runner.run(own), places)
+
+    return run
 
 
-def _copy(made: Sequence[Tensor], places: Sequence[Tensor]) -> None:
+def _copy(made: Sequence[Any], places: Sequence[Tensor]) -> None:
     for place, tensor in zip(places, made, strict=True):
         place.copy_(tensor)
 
 
-class _Body:
-    """The body of a loop or branch, bound to memory.
-
-    The first `own` operands change from pass to pass, so they are copied in. Other operands are shared.
-    """
-
-    def __init__(self, graph: OpGraph, operands: Sequence[Ref], tensors: Mapping[int, Tensor], own: int) -> None:
-        given = [tensors[ref.value] for ref in operands]
-        self._runner = GraphRunner(graph, dict(list(zip(graph.inputs, given, strict=True))[own:]))
-        self._own = given[:own]
-
-    def run(self) -> list[Any]:
-        """Return the body's results for its operands."""
-        return self._runner.run(self._own)
-
-    def again(self, made: Sequence[Tensor]) -> list[Any]:
-        """Run the body on its own last results, and return the new results."""
-        return self._runner.run(made)
+def _bound_body(
+    graph: OpGraph, operands: Sequence[Ref], tensors: Mapping[int, Tensor]
+) -> tuple[GraphRunner, list[Tensor]]:
+    """Return the runner of a loop's or branch's body, and the operands that it copies in; it shares the others."""
+    given = dict(zip(graph.inputs, (tensors[ref.value] for ref in operands), strict=True))
+    own = [one for one in given if one.name.startswith("given.")]
+    return GraphRunner(graph, {one: given[one] for one in given if one not in own}), [given[one] for one in own]
 
 
 OWN_CALLS |= {FOR_LOOP: call_for_loop, COND: call_cond, EDGE_ORDER: order_call}
