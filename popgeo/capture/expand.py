@@ -1,8 +1,8 @@
 """Decompositions in place of popgeo's own operations, for a machine that lacks these operations."""
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from popgeo.capture.interrupts import held_interrupts
 from popgeo.capture.marks import empty_like
 from popgeo.capture.op_graph import Input, Op, OpGraph, Role, Value, overload, substitute
-from popgeo.capture.passes import at_storage, new_storages, renumbered, replace_values, simplified, with_ops
+from popgeo.capture.passes import at_storage, renumbered, replace_values, simplified, with_ops
 from popgeo.capture.recorder import Recorder
+from popgeo.capture.value_list import ValueList
 from popgeo.plain_surroundings import plain_surroundings
 
 
@@ -35,7 +36,7 @@ def expand(graph: OpGraph) -> OpGraph:
     for op in graph.ops:
         decomposition = _decomposition(op)
         if decomposition is None:
-            writer.add(dataclasses.replace(op, bodies=tuple(map(expand, op.bodies))) if op.bodies else op)
+            writer.add(replace(op, bodies=tuple(map(expand, op.bodies))) if op.bodies else op)
         else:
             writer.put(op, *_called(decomposition, op))
     return writer.graph()
@@ -71,8 +72,7 @@ class GraphWriter:
 
     def __init__(self, graph: OpGraph) -> None:
         self._graph, self._ops = graph, list[Op]()
-        self._values, self._constants = list(graph.values), dict(graph.constants)
-        self._storages = new_storages(graph.values)
+        self._values, self._constants = ValueList(graph.values), dict(graph.constants)
         parameters = graph.inputs_of(Role.PARAMETER)
         self._owners = {v: given.name.rpartition(".")[0] for given, v in parameters.items()}
         self._stands_for: dict[int, int] = {}
@@ -130,9 +130,9 @@ class GraphWriter:
                 continue
             owner = storage.get(value.storage)
             if owner is None:
-                owner = storage[value.storage] = dataclasses.replace(value, storage=next(self._storages), offset=0)
-            number[v], offset = len(self._values), owner.offset + value.offset
-            self._values.append(dataclasses.replace(value, storage=owner.storage, offset=offset, producer=None))
+                owner = storage[value.storage] = replace(value, storage=self._values.new_storage(), offset=0)
+            offset = owner.offset + value.offset
+            number[v] = self._values.add(replace(value, storage=owner.storage, offset=offset, producer=None))
         self._constants |= {number[v]: tensor for v, tensor in body.constants.items()}
         for inner in body.ops:  # their `module` lists the given tensors that they read: see `_Recorder`
             owners = [self._owners[number[int(v)]] for v in inner.module.split() if number[int(v)] in self._owners]

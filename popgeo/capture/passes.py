@@ -1,8 +1,7 @@
 """Rewrites of a graph that keep every value, bit by bit."""
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -147,11 +146,6 @@ def renumbered(op: Op, read: Callable[[int], int], made: Callable[[int], int], *
     args, kwargs = (substitute(given, lambda v: Ref(read(v))) for given in (op.args, op.kwargs))
     outputs = tuple(None if v is None else made(v) for v in op.outputs)
     return replace(op, args=args, kwargs=kwargs, outputs=outputs, writes=tuple(map(read, op.writes)), **changes)
-
-
-def new_storages(values: Iterable[Value]) -> Iterator[int]:
-    """Yield numbers of storages that none of these values has."""
-    return itertools.count(max((value.storage for value in values), default=-1) + 1)
 
 
 def with_ops(

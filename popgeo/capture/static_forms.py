@@ -83,8 +83,7 @@ def static_forms(slots: FreeSlots) -> Iterator[None]:
             _replace_function(stack, module, path, form)
         for layer in filter(None, map(sys.modules.get, _SEARCHING_LAYERS)):
             stack.enter_context(replaced(layer, "index2ptr", lambda batch, size=None: batch))
-        for name, form in _OPERATORS_OF_LAYERS.items():
-            stack.enter_context(replaced(torch.ops.pyg, name, form))
+        stack.enter_context(replaced(torch.ops.pyg, "knn", _knn_of_layers))
         stack.enter_context(_TorchForms(slots))
         yield
 
@@ -104,9 +103,6 @@ class _TorchForms(TorchFunctionMode):
 
 def _knn_of_layers(x: Tensor, y: Tensor, of_x: Any, of_y: Any, k: int, cosine: bool, num_workers: int) -> Tensor:
     return static_rows.drop_missing_pairs(static_neighbors.knn)(x, y, k, of_x, of_y, cosine)
-
-
-_OPERATORS_OF_LAYERS = {"knn": _knn_of_layers}
 
 
 def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:

@@ -111,23 +111,17 @@ def eager_peak(function: Callable[..., Any], arguments: Arguments, step: Capture
         casting: Context of the forward pass, such as `torch.autocast`. Default: none.
     """
     if step.trained:
-        return _run(function, arguments, step, set(step.trained), casting).peak
+        return _run(function, arguments, step, set(step.trained), casting)[0]
     module = function if isinstance(function, nn.Module) else nn.Module()
-    found = _run(function, arguments, step, set(), casting)
+    peak, differentiates = _run(function, arguments, step, set(), casting)
     own = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    return (_run(function, arguments, step, own, casting) if found.differentiates else found).peak
-
-
-@dataclass(frozen=True)
-class _Run:
-    peak: Peak
-    differentiates: bool
+    return _run(function, arguments, step, own, casting)[0] if differentiates else peak
 
 
 def _run(
     function: Callable[..., Any], arguments: Arguments, step: CapturedStep, trained: set[str], casting: Any
-) -> _Run:
-    """Run a step on stand-ins, whose weights with the names `trained` need a gradient."""
+) -> tuple[Peak, bool]:
+    """Return the memory of a run on stand-ins, and whether it takes derivatives; `trained` weights need a gradient."""
     module = function if isinstance(function, nn.Module) else nn.Module()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode.cache_enabled = False
@@ -145,4 +139,4 @@ def _run(
             scalars = [one for one in results if one.dim() == 0 and one.requires_grad]
             (scalars[0] if step.loss is None else results[step.loss]).backward()
         peak = made.peak([one.grad for one in weights if one.grad is not None])
-    return _Run(peak, made.differentiates)
+    return peak, made.differentiates

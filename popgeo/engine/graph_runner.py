@@ -11,10 +11,11 @@ from torch import Tensor
 
 from popgeo.capture.control_flow import COND, FOR_LOOP
 from popgeo.capture.expand import expand
-from popgeo.capture.marks import marks_of
+from popgeo.capture.marks import layout_of, marks_of
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Value
 from popgeo.capture.operations import Out, operation_of
-from popgeo.capture.passes import fold_constants, is_random, new_storages, with_ops
+from popgeo.capture.passes import fold_constants, is_random, with_ops
+from popgeo.capture.value_list import ValueList
 from popgeo.engine.fuse.edge_rows import EDGE_ORDER, order_call
 from popgeo.engine.fuse.join_chains import describe_joined, join_chains
 from popgeo.engine.fuse.plan_interactions import describe_interactions, plan_interactions
@@ -170,12 +171,11 @@ class GraphRunner:
     def _with_copies(self, copied: Mapping[int, Tensor], given: dict[int, Tensor]) -> OpGraph:
         """Return the graph with copies of some outputs to their places, which are added to `given`."""
         graph = self.runs
-        values, ops, outputs = list(graph.values), list(graph.ops), list(graph.outputs)
-        for (position, place), storage in zip(copied.items(), new_storages(values), strict=False):
-            made, form = outputs[position], {"shape": tuple(place.shape), "stride": place.stride(), "offset": 0}
+        values, ops, outputs = ValueList(graph.values), list(graph.ops), list(graph.outputs)
+        for position, place in copied.items():
+            made, layout = outputs[position], {**layout_of(place), "offset": 0}
             assert made is not None
-            values.append(Value(**form, dtype=place.dtype, storage=storage, producer=None, marks=marks_of(place)))  # type: ignore[arg-type]
-            outputs[position] = v = len(values) - 1
+            outputs[position] = v = values.add(Value(**layout, storage=values.new_storage(), producer=None))
             given[v] = place
             ops.append(Op(target="aten._to_copy.default", args=(Ref(made),), outputs=(v,)))
         return with_ops(graph, ops, outputs, values=values) if copied else graph
@@ -196,13 +196,13 @@ def fuse(graph: OpGraph) -> OpGraph:
 def call_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Call:
     """Return a call that runs a loop."""
     count, carried, outside = op.args
-    body = _Body(op.bodies[0], [*carried, *outside], tensors, own=len(carried))
+    runner, own = _bound_body(op.bodies[0], [*carried, *outside], tensors)
     places = [tensors[v] for v in op.makes()]
 
     def run() -> None:
-        made = body.run()
-        for _ in range(count - 1):
-            made = body.again(made)
+        made: Sequence[Any] = own
+        for _ in range(count):
+            made = runner.run(made)
         _copy(made, places)
 
     return run
@@ -211,37 +211,28 @@ def call_for_loop(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Call
 def call_cond(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Call:
     """Return a call that runs one of two branches."""
     condition, *given = op.args
-    bodies = [
-        _Body(body, operands, tensors, own=sum(one.name.startswith("given.") for one in body.inputs))
-        for body, operands in zip(op.bodies, given, strict=True)
-    ]
+    bodies = [_bound_body(body, operands, tensors) for body, operands in zip(op.bodies, given, strict=True)]
     places = [tensors[v] for v in op.makes()]
-    return lambda: _copy(bodies[0 if bool(tensors[condition.value]) else 1].run(), places)
+
+    def run() -> None:
+        runner, own = bodies[0 if bool(tensors[condition.value]) else 1]
+        _copy(runner.run(own), places)
+
+    return run
 
 
-def _copy(made: Sequence[Tensor], places: Sequence[Tensor]) -> None:
+def _copy(made: Sequence[Any], places: Sequence[Tensor]) -> None:
     for place, tensor in zip(places, made, strict=True):
         place.copy_(tensor)
 
 
-class _Body:
-    """The body of a loop or branch, bound to memory.
-
-    The first `own` operands change from pass to pass, so they are copied in. Other operands are shared.
-    """
-
-    def __init__(self, graph: OpGraph, operands: Sequence[Ref], tensors: Mapping[int, Tensor], own: int) -> None:
-        given = [tensors[ref.value] for ref in operands]
-        self._runner = GraphRunner(graph, dict(list(zip(graph.inputs, given, strict=True))[own:]))
-        self._own = given[:own]
-
-    def run(self) -> list[Any]:
-        """Return the body's results for its operands."""
-        return self._runner.run(self._own)
-
-    def again(self, made: Sequence[Tensor]) -> list[Any]:
-        """Run the body on its own last results, and return the new results."""
-        return self._runner.run(made)
+def _bound_body(
+    graph: OpGraph, operands: Sequence[Ref], tensors: Mapping[int, Tensor]
+) -> tuple[GraphRunner, list[Tensor]]:
+    """Return the runner of a loop's or branch's body, and the operands that it copies in; it shares the others."""
+    given = dict(zip(graph.inputs, (tensors[ref.value] for ref in operands), strict=True))
+    own = [one for one in given if one.name.startswith("given.")]
+    return GraphRunner(graph, {one: given[one] for one in given if one not in own}), [given[one] for one in own]
 
 
 OWN_CALLS |= {FOR_LOOP: call_for_loop, COND: call_cond, EDGE_ORDER: order_call}

@@ -70,8 +70,23 @@ class Options(OptionGroup):
         return self
 
     def from_json(self, text: str) -> "Options":
-        """Call the setters in a JSON dictionary: names of setters, each with one argument or a list of arguments."""
-        apply_json(self, text)
+        """Call the setters in a JSON dictionary: names of setters, each with one argument or a list of arguments.
+
+        Dots in a name lead into groups.
+
+        Raises:
+            ValueError: The text is not a dictionary, or a name is not a setter.
+        """
+        asked = json.loads(text)
+        if not isinstance(asked, dict):
+            raise ValueError(f"Options in JSON must be a dictionary of setters, not {type(asked).__name__}.")
+        for name, arguments in asked.items():
+            setter: Any = self
+            for part in name.split("."):
+                setter = getattr(setter, part, None)
+            if not callable(setter):
+                raise ValueError(f"Options in JSON name {name!r}, which is not a setter of poptorch.Options.")
+            setter(*map(_member_or_same, arguments if isinstance(arguments, list) else [arguments]))
         return self
 
     def clone(self) -> "Options":
@@ -229,25 +244,6 @@ def _is_allowed(part: ast.AST, classes: Mapping[str, type]) -> bool:
         case ast.Attribute(attr=name):
             return not name.startswith("__")
     return isinstance(part, _SYNTAX | ast.expr_context)
-
-
-def apply_json(options: Any, text: str) -> None:
-    """Call the setters that a JSON dictionary names. Dots lead into groups, and a list holds several arguments.
-
-    Raises:
-        ValueError: The text is not a dictionary, or a name is not a setter.
-    """
-    asked = json.loads(text)
-    if not isinstance(asked, dict):
-        raise ValueError(f"Options in JSON must be a dictionary of setters, not {type(asked).__name__}.")
-    for name, arguments in asked.items():
-        setter: Any = options
-        for part in name.split("."):
-            setter = getattr(setter, part, None)
-        if not callable(setter):
-            raise ValueError(f"Options in JSON name {name!r}, which is not a setter of poptorch.Options.")
-        arguments = arguments if isinstance(arguments, list) else [arguments]
-        setter(*map(_member_or_same, arguments))
 
 
 def _refusal(where: str, path: str | os.PathLike[str], detail: str, text: str) -> ConfigFileError:

@@ -1,12 +1,12 @@
 """Def-use chains: the operations that make and read each value of a graph, for passes that search for patterns."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
+from popgeo.capture.value_list import dense_strides
 
 # Views in another shape; they show all elements if the number of elements is the same.
 SHOWS = (
@@ -88,5 +88,5 @@ def ref(argument: Any) -> int:
 
 def is_contiguous(value: Value) -> bool:
     """Return whether a value's elements are contiguous in memory."""
-    steps = [math.prod(value.shape[axis + 1 :]) for axis in range(len(value.shape))]
-    return all(size == 1 or own == step for size, own, step in zip(value.shape, value.stride, steps, strict=True))
+    steps = zip(value.shape, value.stride, dense_strides(value.shape), strict=True)
+    return all(size == 1 or own == dense for size, own, dense in steps)

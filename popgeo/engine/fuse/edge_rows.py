@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Value
-from popgeo.capture.passes import drop_unused, new_storages, replace_values, with_ops
+from popgeo.capture.passes import drop_unused, replace_values, with_ops
+from popgeo.capture.value_list import ValueList
 from popgeo.engine.fuse.chain_steps import fits
 from popgeo.engine.fuse.def_use import DefUse, ref
 from popgeo.ops.scatter_plan import sort_edges
@@ -95,8 +96,7 @@ def _move_of(uses: DefUse, op: Op) -> RowMove | None:
 def _out_of_place(graph: OpGraph) -> OpGraph:
     """Return the graph with each in-place scatter into new zeros replaced by a scatter that returns a new value."""
     graph = with_ops(graph, [_without_prototype(op, graph.values) for op in graph.ops], graph.outputs)
-    uses, values, ops = DefUse(graph), list(graph.values), list(graph.ops)
-    storages = new_storages(values)
+    uses, values, ops = DefUse(graph), ValueList(graph.values), list(graph.ops)
     writers = Counter(values[v].storage for op in graph.ops for v in op.writes)
     for index, op in enumerate(graph.ops):
         if op.target not in _IN_PLACE:
@@ -105,8 +105,7 @@ def _out_of_place(graph: OpGraph) -> OpGraph:
         zeros, storage = values[v].producer, values[v].storage
         if zeros is None or ops[zeros].target not in _ZEROS or writers[storage] != 1 or min(uses.users[v]) < index:
             continue
-        values.append(replace(values[v], storage=next(storages)))
-        base = len(values) - 1
+        base = values.add(replace(values[v], storage=values.new_storage()))
         ops[zeros] = replace(ops[zeros], outputs=(base,))
         ops[index] = replace(op, target=op.target.replace("_.", "."), args=(Ref(base), *op.args[1:]), writes=())
     return with_ops(graph, ops, graph.outputs, values=values)
@@ -152,8 +151,7 @@ class _GatherAtUses:
 
     def __init__(self, graph: OpGraph, taken: Set[int], joined: Set[int]) -> None:
         self._graph, self._taken, self._joined = graph, taken, joined
-        self._values, self._ops = list(graph.values), list[Op]()
-        self._storages = new_storages(graph.values)
+        self._values, self._ops = ValueList(graph.values), list[Op]()
         self._mutated = graph.mutated_storages()
         self._maker: dict[int, Op] = {}
         self._steps: dict[int, int] = {}  # steps to compute a value again
@@ -193,9 +191,8 @@ class _GatherAtUses:
         for operand in op.reads():
             self._remake(operand, own)
         base = op.reads()[0]
-        storage = self._values[own[base]].storage if self._graph.is_view(op) else next(self._storages)
-        self._values.append(replace(value, storage=storage))
-        own[v] = len(self._values) - 1
+        storage = self._values[own[base]].storage if self._graph.is_view(op) else self._values.new_storage()
+        own[v] = self._values.add(replace(value, storage=storage))
         self._ops.append(replace(replace_values(op, own), outputs=(own[v],)))
 
 
@@ -203,12 +200,14 @@ class EdgeOrders:
     """The edge orders that the chains of a graph need; each order is computed once, before its first use.
 
     Args:
-        values: The values of the graph; new values are appended.
+        values: The values of the graph.
+
+    Attributes:
+        values: The same values, then the orders.
     """
 
-    def __init__(self, values: list[Value]) -> None:
-        self.values = values
-        self._storages = new_storages(values)
+    def __init__(self, values: Sequence[Value]) -> None:
+        self.values = ValueList(values)
         self._made: dict[tuple[int, int], int] = {}
 
     def order(self, index: int, num_rows: int, op: Op, ops: list[Op]) -> int:
@@ -222,10 +221,7 @@ class EdgeOrders:
         """
         key = index, num_rows
         if key not in self._made:
-            like = self.values[index]
-            size, storage = 3 + num_rows + like.numel, next(self._storages)
-            self.values.append(replace(like, shape=(size,), offset=0, dtype=torch.int32, storage=storage))
-            made = self._made[key] = len(self.values) - 1
+            made = self._made[key] = self.values.new((3 + num_rows + self.values[index].numel,), torch.int32)
             args = Ref(index), num_rows
             ops.append(replace(op, target=EDGE_ORDER, args=args, kwargs={}, outputs=(made,), writes=()))
         return self._made[key]

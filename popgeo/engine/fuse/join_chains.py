@@ -73,7 +73,7 @@ class _Search:
         for chain in list(self._open):
             self._emit(chain)
         graph, ops = self.graph, list[Op]()
-        outside, orders = self._shared(), EdgeOrders(list(graph.values))
+        outside, orders = self._shared(), EdgeOrders(graph.values)
         for item in self._items:
             if isinstance(item, OpenChain):
                 _write(item, graph, outside, orders, ops)

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from popgeo.capture.op_graph import Op, OpGraph, Value, substitute
-from popgeo.capture.passes import drop_unused, new_storages, with_ops
+from popgeo.capture.passes import drop_unused, with_ops
+from popgeo.capture.value_list import ValueList
 from popgeo.engine.fuse.def_use import DefUse, ref
 from popgeo.native import library
 from popgeo.ops import interaction_call
@@ -27,19 +28,16 @@ def plan_interactions(graph: OpGraph) -> OpGraph:
     """
     if not any(op.target in (FORWARD, BACKWARD, SECOND) for op in graph.ops) or not interaction_call.is_served():
         return graph
-    uses, values = DefUse(graph), list(graph.values)
-    storages = new_storages(values)
+    uses, values = DefUse(graph), ValueList(graph.values)
     ops: list[Op] = []
     for op in graph.ops:
         if op.target in (BACKWARD, SECOND):
             op = _without_unread_gradients(uses, op)
         if op.target in (FORWARD, BACKWARD, SECOND) and _is_served(uses, op):
             nbytes = _stand_in(op, uses).workspace_bytes(is_second=op.target == SECOND)
-            memory = {"shape": (nbytes,), "stride": (1,), "offset": 0, "dtype": torch.uint8}
-            values.append(Value(**memory, storage=next(storages), producer=None))  # type: ignore[arg-type]
-            op = dataclasses.replace(op, outputs=(*op.outputs, len(values) - 1))
+            op = dataclasses.replace(op, outputs=(*op.outputs, values.new((nbytes,), torch.uint8)))
         ops.append(op)
-    return drop_unused(with_ops(dataclasses.replace(graph, values=tuple(values)), ops, graph.outputs))
+    return drop_unused(with_ops(graph, ops, graph.outputs, values=values))
 
 
 def eager_workspace(target: str, args: Sequence[Any]) -> int:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from popgeo.capture.op_graph import Op, OpGraph, Ref, Role, Value
-from popgeo.capture.passes import drop_unused, new_storages, with_ops
+from popgeo.capture.op_graph import Op, OpGraph, Ref, Role
+from popgeo.capture.passes import drop_unused, with_ops
+from popgeo.capture.value_list import ValueList, dense_value
 from popgeo.engine.fuse.def_use import DefUse, ref
-from popgeo.engine.fuse.sums_in_order import PRODUCT, ROW_SUM, dense_value, is_dense
+from popgeo.engine.fuse.sums_in_order import PRODUCT, ROW_SUM, is_dense
 
 GRAPH_ROWS, GRAPH_SUM = "native.graph_rows.default", "native.graph_sum.default"
 _MOST_CLASSES = 256  # rows of an embedding whose gradient is a product with a matrix of zeros and ones
@@ -98,13 +99,13 @@ class _Rewriting:
     graph: OpGraph
     axes: _Axes
     is_padded: bool
-    values: list[Value] = field(init=False)
+    values: ValueList = field(init=False)
     ops: dict[int, list[Op]] = field(default_factory=dict)  # new operations, before the operation of this number
 
     def __post_init__(self) -> None:
-        self.values, self.uses = list(self.graph.values), DefUse(self.graph)
+        self.values, self.uses = ValueList(self.graph.values), DefUse(self.graph)
         self.constants = dict(self.graph.constants)
-        self._storages, self._known = new_storages(self.values), dict[tuple[str, int, int], int]()
+        self._known = dict[tuple[str, int, int], int]()
 
     def result(self, gradients: Sequence[int | None]) -> OpGraph:
         replaced: dict[int, Op] = {}
@@ -152,14 +153,11 @@ class _Rewriting:
         classes = torch.arange(num_classes).view(1, -1)
         if padding >= 0:
             classes[0, padding] = -1  # its row stays zero
-        known = self._put(dense_value(classes.shape, torch.int64, next(self._storages)))
+        known = self.values.new(classes.shape, torch.int64)
         self.constants[known] = classes
-        shown = self._put(replace(rows, shape=(*rows.shape, 1), stride=(*rows.stride, 1), producer=None))
+        shown = self.values.add(replace(rows, shape=(*rows.shape, 1), stride=(*rows.stride, 1), producer=None))
         shape = (rows.shape[0], num_classes)
-        same, made = (
-            self._put(dense_value(shape, dtype, next(self._storages)))
-            for dtype in (torch.bool, self.values[op.makes()[0]].dtype)
-        )
+        same, made = (self.values.new(shape, dtype) for dtype in (torch.bool, self.values[op.makes()[0]].dtype))
         options = {"dtype": self.values[made].dtype}
         self.ops.setdefault(index, []).extend([
             replace(op, target="aten.unsqueeze.default", args=(op.args[1], 1), kwargs={}, outputs=(shown,)),
@@ -174,7 +172,8 @@ class _Rewriting:
         if None in rows:
             return None
         value, is_own = self.values[v], not self.graph.is_view(self.graph.ops[index])
-        self.values[v] = dense_value(value.shape, value.dtype, value.storage if is_own else next(self._storages))
+        storage = value.storage if is_own else self.values.new_storage()
+        self.values[v] = dense_value(value.shape, value.dtype, storage)
         factors = [(term.left, term.right) for term in terms]
         parts = [[None if one is None else (Ref(one.value), one.is_turned) for one in pair] for pair in factors]
         args = (parts, [Ref(one) for one in rows if one is not None])
@@ -212,21 +211,17 @@ class _Rewriting:
             ids: Ref | None = Ref(batch) if kind == "node" else None
             if kind == "edge" and self.axes.edge_index is not None:
                 whole = self.values[self.axes.edge_index]
-                ends = self._put(replace(whole, shape=whole.shape[1:], stride=whole.stride[1:], producer=None))
+                ends = self.values.add(replace(whole, shape=whole.shape[1:], stride=whole.stride[1:], producer=None))
                 edges = Ref(self.axes.edge_index)
                 first.append(Op(target="aten.select.int", args=(edges, 0, 0), outputs=(ends,)))
-                found = self._put(dense_value(whole.shape[1:], torch.int64, next(self._storages)))
+                found = self.values.new(whole.shape[1:], torch.int64)
                 first.append(Op(target="aten.index_select.default", args=(Ref(batch), 0, Ref(ends)), outputs=(found,)))
                 ids = Ref(found)
             size = (self.values[batch].shape[0] + 2,)
-            self._known[key] = made = self._put(dense_value(size, torch.int64, next(self._storages)))
+            self._known[key] = made = self.values.new(size, torch.int64)
             args = (ids, Ref(batch), count, each, self.is_padded)
             first.append(Op(target=GRAPH_ROWS, args=args, outputs=(made,)))
         return self._known[key]
-
-    def _put(self, value: Value) -> int:
-        self.values.append(value)
-        return len(self.values) - 1
 
 
 def _flat(shape: Sequence[int]) -> tuple[int, ...]:

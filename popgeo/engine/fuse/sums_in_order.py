@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Ref, Role, Value
-from popgeo.capture.passes import new_storages, with_ops
+from popgeo.capture.passes import with_ops
+from popgeo.capture.value_list import ValueList, dense_strides
+from popgeo.engine.fuse.def_use import is_contiguous
 from popgeo.native import library
 
 PRODUCT, ROW_SUM = "native.product.default", "native.row_sum.default"
@@ -49,13 +51,12 @@ class _Rewriting:
     """One pass over a graph, which collects new values and operations."""
 
     graph: OpGraph
-    values: list[Value] = field(init=False)
+    values: ValueList = field(init=False)
     ops: list[Op] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.values = list(self.graph.values)
+        self.values = ValueList(self.graph.values)
         self.constants = dict(self.graph.constants)
-        self._storages = new_storages(self.values)
         weights = [v for one, v in self.graph.inputs.items() if one.role in (Role.PARAMETER, Role.BUFFER)]
         self._of_weights = {*weights, *self.graph.constants}
 
@@ -103,7 +104,7 @@ class _Rewriting:
             self._emit(op, PRODUCT, (*added, a, b, in_order), made)
             return
         value = self.values[made]
-        product = self._emit(op, PRODUCT, (None, a, b, in_order), self._new(value.shape, value.dtype))
+        product = self._emit(op, PRODUCT, (None, a, b, in_order), self.values.new(value.shape, value.dtype))
         self._emit(op, "aten.add.Tensor", (Ref(product), *first), made)
 
     def _add_sum(self, op: Op) -> None:
@@ -127,8 +128,8 @@ class _Rewriting:
         if math.prod(shape) == result.numel and not is_mean and is_dense(result):
             self._emit(op, ROW_SUM, (operand, outer), made)
             return
-        total = self._emit(op, ROW_SUM, (operand, outer), self._new(shape, value.dtype))
-        last = self._new(result.shape, value.dtype) if is_mean else made
+        total = self._emit(op, ROW_SUM, (operand, outer), self.values.new(shape, value.dtype))
+        last = self.values.new(result.shape, value.dtype) if is_mean else made
         self.ops.append(replace(op, args=(Ref(total), *op.args[1:]), outputs=(last,)))
         if is_mean:
             self._emit(op, "aten.div.Tensor", (Ref(last), value.shape[outer]), made)
@@ -142,7 +143,7 @@ class _Rewriting:
         if to_weight is not None:
             value, number = self.values[x.value], x
             for target, other in (("sub", mean), ("mul", rstd), ("mul", grad)):
-                made = self._new(value.shape, value.dtype)
+                made = self.values.new(value.shape, value.dtype)
                 number = Ref(self._emit(op, f"aten.{target}.Tensor", (number, other), made))
             self._emit(op, ROW_SUM, (number, 0), to_weight)
         if to_bias is not None:
@@ -161,7 +162,7 @@ class _Rewriting:
         value = self.values[made]
 
         def put(target: str, *args: Any, shape: Sequence[int] = value.shape, to: int | None = None) -> Ref:
-            return Ref(self._emit(op, target, args, self._new(shape, value.dtype) if to is None else to))
+            return Ref(self._emit(op, target, args, self.values.new(shape, value.dtype) if to is None else to))
 
         if op.target == _SOFTMAX[0]:
             largest = put("aten.amax.default", op.args[0], [-1], True, shape=(*value.shape[:-1], 1))
@@ -175,27 +176,23 @@ class _Rewriting:
     def _sum_of_rows(self, op: Op, ref: Ref) -> Ref:
         """Return the sums along the last dimension, which is kept: a product with a column of ones."""
         value = self.values[ref.value]
-        ones = self._new((value.shape[-1], 1), value.dtype)
+        ones = self.values.new((value.shape[-1], 1), value.dtype)
         self.constants[ones] = torch.ones(value.shape[-1], 1, dtype=value.dtype)
         num_rows = math.prod(value.shape[:-1])
         rows = self._view(op, ref.value, (num_rows, value.shape[-1]))
-        total = self._emit(op, PRODUCT, (None, Ref(rows), Ref(ones), True), self._new((num_rows, 1), value.dtype))
+        sums = self.values.new((num_rows, 1), value.dtype)
+        total = self._emit(op, PRODUCT, (None, Ref(rows), Ref(ones), True), sums)
         return Ref(self._view(op, total, (*value.shape[:-1], 1)))
 
     def _view(self, op: Op, v: int, shape: Sequence[int]) -> int:
         """Add a view of a contiguous value in another shape."""
         value = self.values[v]
-        self.values.append(replace(value, shape=tuple(shape), stride=_dense_strides(shape), producer=None))
-        return self._emit(op, "aten.view.default", (Ref(v), list(shape)), len(self.values) - 1)
+        made = self.values.add(replace(value, shape=tuple(shape), stride=dense_strides(shape), producer=None))
+        return self._emit(op, "aten.view.default", (Ref(v), list(shape)), made)
 
     def _emit(self, op: Op, target: str, args: tuple[Any, ...], made: int, **kwargs: Any) -> int:
         self.ops.append(replace(op, target=target, args=args, kwargs=kwargs, outputs=(made,), writes=()))
         return made
-
-    def _new(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Add a contiguous value."""
-        self.values.append(dense_value(shape, dtype, next(self._storages)))
-        return len(self.values) - 1
 
     def _dense(self, op: Op, ref: Ref) -> Ref:
         """Return a value, or a contiguous copy of it."""
@@ -203,7 +200,7 @@ class _Rewriting:
         if is_dense(value):
             return ref
         options = {"memory_format": torch.contiguous_format}
-        return Ref(self._emit(op, "aten.clone.default", (ref,), self._new(value.shape, value.dtype), **options))
+        return Ref(self._emit(op, "aten.clone.default", (ref,), self.values.new(value.shape, value.dtype), **options))
 
 
 def _reduced(op: Op, num_dims: int) -> set[int]:
@@ -228,18 +225,7 @@ def _has_rows(value: Value, outer: int) -> bool:
 
 def is_dense(value: Value) -> bool:
     """Return whether a value is contiguous and has no marks."""
-    steps = zip(value.shape, value.stride, _dense_strides(value.shape), strict=True)
-    return not any(value.marks) and all(size == 1 or step == dense for size, step, dense in steps)
-
-
-def dense_value(shape: Sequence[int], dtype: torch.dtype, storage: int) -> Value:
-    """Return a contiguous value in a storage of its own."""
-    form = {"shape": tuple(shape), "stride": _dense_strides(shape), "offset": 0}
-    return Value(**form, dtype=dtype, storage=storage, producer=None)  # type: ignore[arg-type]
-
-
-def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+    return not any(value.marks) and is_contiguous(value)
 
 
 def _has_unit_stride(value: Value) -> bool:

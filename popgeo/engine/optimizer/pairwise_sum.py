@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 
@@ -16,7 +17,6 @@ class PairwiseSum:
         places: Where `finish` writes the sum.
 
     Example:
-        >>> import torch
         >>> place = torch.zeros(1)
         >>> total = PairwiseSum([place])
         >>> for number in (1.0, 2.0, 3.0):
@@ -26,7 +26,7 @@ class PairwiseSum:
     """
 
     def __init__(self, places: Sequence[Tensor]) -> None:
-        self._places = places
+        self._places = list(places)
         self._open: list[tuple[int, list[Tensor]]] = []  # the number of doublings of each sum, which descends
 
     def add(self, tensors: Sequence[Tensor]) -> None:
@@ -34,7 +34,7 @@ class PairwiseSum:
         doublings, added = 0, [tensor.clone() for tensor in tensors]
         while self._open and self._open[-1][0] == doublings:
             _, before = self._open.pop()
-            _add(before, added)
+            torch._foreach_add_(before, added)
             doublings, added = doublings + 1, before
         self._open.append((doublings, added))
 
@@ -43,12 +43,6 @@ class PairwiseSum:
         _, total = self._open.pop()
         while self._open:
             _, before = self._open.pop()
-            _add(before, total)
+            torch._foreach_add_(before, total)
             total = before
-        for place, tensor in zip(self._places, total, strict=True):
-            place.copy_(tensor)
-
-
-def _add(totals: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    for total, tensor in zip(totals, tensors, strict=True):
-        total.add_(tensor)
+        torch._foreach_copy_(self._places, total)

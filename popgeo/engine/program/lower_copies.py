@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,29 +30,19 @@ def _moves(elements: Sequence[Element], whole: Sequence[Tensor], held: Any = ())
     return elements_call(elements, held=held)
 
 
-@lowers("aten.clone.default", "aten._to_copy.default", "aten.contiguous.default")
+@lowers(*(f"aten.{name}.default" for name in ("clone", "_to_copy", "contiguous", "copy", "copy_")))
 def lower_copy(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
-    """Lower a copy; its result has the layout that torch chose at the capture."""
+    """Lower a copy, also into a tensor; a new result has the layout that torch chose at the capture."""
     require(results[0].shape == given["self"].shape)
-    return elements_call([copied(results[0], given["self"])])
+    return elements_call([copied(results[0], given.get("src", given["self"]))])
 
 
-@lowers("aten.copy_.default", "aten.copy.default")
-def lower_copy_into(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
-    """Lower a copy into a tensor."""
-    return elements_call([copied(results[0], given["src"])])
+def _filled(number: Any, results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
+    return computed("copy", results[0].dtype, results[0], [number])
 
 
-@lowers(*(f"aten.{name}.default" for name in ("zeros", "zeros_like", "new_zeros", "zero", "zero_")))
-def lower_zeros(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
-    """Lower the creation of zeros."""
-    return computed("copy", results[0].dtype, results[0], [0])
-
-
-@lowers(*(f"aten.{name}.default" for name in ("ones", "ones_like", "new_ones")))
-def lower_ones(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
-    """Lower the creation of ones."""
-    return computed("copy", results[0].dtype, results[0], [1])
+for _number, _names in ((0, "zeros zeros_like new_zeros zero zero_"), (1, "ones ones_like new_ones")):
+    lowers(*(f"aten.{name}.default" for name in _names.split()))(partial(_filled, _number))
 
 
 @lowers(
@@ -60,8 +51,7 @@ def lower_ones(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
 )
 def lower_fill(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
     """Lower a fill with a number."""
-    number = given["fill_value"] if "fill_value" in given else given["value"]
-    return computed("copy", results[0].dtype, results[0], [number])
+    return _filled(given["fill_value"] if "fill_value" in given else given["value"], results, given)
 
 
 @lowers(*(f"aten.{name}.default" for name in ("empty_like", "new_empty", "empty_strided", "new_empty_strided")))

@@ -78,9 +78,6 @@ def _words(packed: bytes) -> np.ndarray:
     return np.frombuffer(bytearray(packed), np.int64)
 
 
-LOWERINGS[CHAIN] = LOWERINGS[EDGE_CHAIN] = lower_chain
-LOWERINGS[EDGE_ORDER] = lower_order
-LOWERINGS[PLAN] = lower_plan
-LOWERINGS[FORWARD] = partial(_lower, pack_forward)
-LOWERINGS[BACKWARD] = partial(_lower, pack_backward)
-LOWERINGS[SECOND] = partial(_lower, pack_second)
+LOWERINGS |= {CHAIN: lower_chain, EDGE_CHAIN: lower_chain, EDGE_ORDER: lower_order, PLAN: lower_plan}
+_PACKS = ((FORWARD, pack_forward), (BACKWARD, pack_backward), (SECOND, pack_second))
+LOWERINGS |= {target: partial(_lower, pack) for target, pack in _PACKS}

@@ -4,51 +4,41 @@ Each native call is the C function that the operation's kernel in `popgeo/ops` c
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import Op, OpGraph, overload, substitute
+from popgeo.engine.program import strided
 from popgeo.engine.program.lower_copies import copied
-from popgeo.engine.program.native_call import LOWERINGS, NativeCall, native_call
-from popgeo.engine.program.strided import MOVED, elements_call
+from popgeo.engine.program.native_call import NativeCall, is_plain, native_call
+from popgeo.engine.program.strided import MOVED, elements_call, require
 from popgeo.ops.half_precision import HALVES
 from popgeo.ops.kernel_arguments import FLOAT_DTYPES, NATIVE_DTYPES
 from popgeo.ops.neighbor_search import SERVED, SearchKind
 
 _MAX_INT32 = 2**31 - 1
-_Words = Callable[..., NativeCall | None]
+_Words = Callable[..., NativeCall]
 _Expected = tuple[Tensor | None, tuple[int, ...], torch.dtype]
 THREADS = 1  # stands for the number of threads until the program sets it
 
 
 def lowers(target: str) -> Callable[[_Words], _Words]:
-    """Return a decorator that enters a function in `LOWERINGS`.
+    """Return a decorator that registers a function for an operation whose tensors are contiguous on the CPU.
 
-    The function gets the results, then the operation's arguments with the schema's defaults. It is called only if all
-    tensors are contiguous on the CPU, and returns None if the C function does not support them.
+    The function gets the results, then the operation's arguments in the schema's order.
     """
 
     def enter(words: _Words) -> _Words:
-        def lower(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall | None:
-            schema = overload(op.target)._schema.arguments  # type: ignore[attr-defined]
-            defaults = [one.default_value for one in schema[len(op.args) :]]
-            results = [tensors[v] for v in op.makes()]
-            arguments = [*(substitute(one, tensors.__getitem__) for one in op.args), *defaults]
-            arrays = [one for one in (*results, *arguments) if isinstance(one, Tensor)]
-            if op.kwargs or None in op.outputs or not all(map(_is_plain, arrays)):
-                return None
-            return words(*results, *arguments)
+        def lower(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
+            require(all(is_plain(one) for one in (*results, *given.values()) if isinstance(one, Tensor)))
+            return words(*results, *given.values())
 
-        LOWERINGS[target] = lower
+        strided.lowers(target)(lower)
         return words
 
     return enter
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
 
 
 def _fit(*expected: _Expected) -> bool:
@@ -63,86 +53,74 @@ def _plan_of(index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor |
 
 
 @lowers("popgeo.gather.default")
-def _gather(out: Tensor, x: Tensor, index: Tensor, *_: Any) -> NativeCall | None:
+def _gather(out: Tensor, x: Tensor, index: Tensor, *_: Any) -> NativeCall:
     num_edges, (num_rows, channels) = index.numel(), x.shape
-    if not _fit((index, (num_edges,), torch.int64), (out, (num_edges, channels), x.dtype)):
-        return None
+    require(_fit((index, (num_edges,), torch.int64), (out, (num_edges, channels), x.dtype)))
     sizes = num_edges, num_rows, channels * x.element_size()
     return native_call("popgeo_gather", x, index, out, *sizes, THREADS, num_threads=6)
 
 
 @lowers("popgeo.gather_csr.default")
-def _gather_csr(out: Tensor, x: Tensor, indptr: Tensor, num_edges: int) -> NativeCall | None:
+def _gather_csr(out: Tensor, x: Tensor, indptr: Tensor, num_edges: int) -> NativeCall:
     num_rows, channels = x.shape
-    if not _fit((indptr, (num_rows + 1,), torch.int64), (out, (num_edges, channels), x.dtype)):
-        return None
+    require(_fit((indptr, (num_rows + 1,), torch.int64), (out, (num_edges, channels), x.dtype)))
     return native_call("popgeo_gather_csr", x, indptr, out, num_edges, num_rows, channels * x.element_size())
 
 
 def _sum_words(
     out: Tensor, src: Tensor, index: Tensor, num_rows: int, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int
-) -> list[Any] | None:
+) -> list[Any]:
     """Return the words of SumCall up to the number of threads."""
     (num_edges, channels), dtype = src.shape, src.dtype
     plan = _plan_of(index, num_rows, rowptr, perm)
     shaped = (src, (index.numel(), channels), dtype), (out, (num_rows, channels), dtype)
-    if dtype not in NATIVE_DTYPES or not _fit(*plan, *shaped):
-        return None
+    require(dtype in NATIVE_DTYPES and _fit(*plan, *shaped))
     perm = perm if rowptr is not None else None  # without a row pointer there is no plan
     return [NATIVE_DTYPES[dtype], src, index, rowptr, perm, out, num_edges, num_rows, channels, num_tiles]
 
 
 @lowers("popgeo.scatter_sum.default")
-def _scatter_sum(*arguments: Any) -> NativeCall | None:
-    words = _sum_words(*arguments)
-    return None if words is None else native_call("popgeo_scatter_sum", *words, THREADS, num_threads=10)
+def _scatter_sum(*arguments: Any) -> NativeCall:
+    return native_call("popgeo_scatter_sum", *_sum_words(*arguments), THREADS, num_threads=10)
 
 
 @lowers("popgeo.scatter_mul.default")
-def _scatter_mul(out: Tensor, src: Tensor, index: Tensor, num_rows: int, *_: Any) -> NativeCall | None:
-    words = _sum_words(out, src, index, num_rows, None, None, 0) if src.dtype not in HALVES else None
-    return None if words is None else native_call("popgeo_scatter_mul", *words, THREADS, num_threads=10)
+def _scatter_mul(out: Tensor, src: Tensor, index: Tensor, num_rows: int, *_: Any) -> NativeCall:
+    require(src.dtype not in HALVES)
+    words = _sum_words(out, src, index, num_rows, None, None, 0)
+    return native_call("popgeo_scatter_mul", *words, THREADS, num_threads=10)
 
 
-def _extremum(largest: bool) -> _Words:
-    def words_of(out: Tensor, arg: Tensor, *arguments: Any) -> NativeCall | None:
-        words = _sum_words(out, *arguments)
-        if words is None or not _fit((arg, tuple(out.shape), torch.int64)):
-            return None
-        sizes = *words[6:], THREADS
-        return native_call("popgeo_scatter_extremum", largest, *words[:6], arg, *sizes, num_threads=12)
-
-    return words_of
+def _extremum(largest: bool, out: Tensor, arg: Tensor, *arguments: Any) -> NativeCall:
+    words = _sum_words(out, *arguments)
+    require(_fit((arg, tuple(out.shape), torch.int64)))
+    sizes = *words[6:], THREADS
+    return native_call("popgeo_scatter_extremum", largest, *words[:6], arg, *sizes, num_threads=12)
 
 
-lowers("popgeo.scatter_max.default")(_extremum(largest=True))
-lowers("popgeo.scatter_min.default")(_extremum(largest=False))
+lowers("popgeo.scatter_max.default")(partial(_extremum, True))
+lowers("popgeo.scatter_min.default")(partial(_extremum, False))
 
 
-def _segments(how: int) -> _Words:
-    def words_of(out: Tensor, *arguments: Any) -> NativeCall | None:
-        (*arg, src, indptr), num_rows = arguments, arguments[-1].numel() - 1
-        (num_edges, channels), dtype = src.shape, src.dtype
-        results = [(one, (num_rows, channels), torch.int64) for one in arg]
-        fits = _fit((indptr, (num_rows + 1,), torch.int64), (out, (num_rows, channels), dtype), *results)
-        if num_rows < 0 or dtype not in NATIVE_DTYPES or num_edges > _MAX_INT32 or not fits:
-            return None
-        pointers, sizes = (src, indptr, out, *(arg or [None])), (num_edges, num_rows, channels, THREADS)
-        return native_call("popgeo_segment_reduce", how, NATIVE_DTYPES[dtype], *pointers, *sizes, num_threads=9)
-
-    return words_of
+def _segments(how: int, out: Tensor, *arguments: Any) -> NativeCall:
+    (*arg, src, indptr), num_rows = arguments, arguments[-1].numel() - 1
+    (num_edges, channels), dtype = src.shape, src.dtype
+    results = [(one, (num_rows, channels), torch.int64) for one in arg]
+    fits = _fit((indptr, (num_rows + 1,), torch.int64), (out, (num_rows, channels), dtype), *results)
+    require(num_rows >= 0 and dtype in NATIVE_DTYPES and num_edges <= _MAX_INT32 and fits)
+    pointers, sizes = (src, indptr, out, *(arg or [None])), (num_edges, num_rows, channels, THREADS)
+    return native_call("popgeo_segment_reduce", how, NATIVE_DTYPES[dtype], *pointers, *sizes, num_threads=9)
 
 
-lowers("popgeo.segment_sum.default")(_segments(0))
-lowers("popgeo.segment_min.default")(_segments(1))
-lowers("popgeo.segment_max.default")(_segments(2))
+lowers("popgeo.segment_sum.default")(partial(_segments, 0))
+lowers("popgeo.segment_min.default")(partial(_segments, 1))
+lowers("popgeo.segment_max.default")(partial(_segments, 2))
 
 
 @lowers("popgeo.plan.default")
-def _plan(rowptr: Tensor, perm: Tensor, index: Tensor, num_rows: int) -> NativeCall | None:
+def _plan(rowptr: Tensor, perm: Tensor, index: Tensor, num_rows: int) -> NativeCall:
     num_edges = index.numel()
-    if max(num_edges, num_rows) >= _MAX_INT32 or not _fit(*_plan_of(index, num_rows, rowptr, perm)):
-        return None
+    require(max(num_edges, num_rows) < _MAX_INT32 and _fit(*_plan_of(index, num_rows, rowptr, perm)))
     return native_call("popgeo_plan", index, rowptr, perm, None, num_edges, num_rows)
 
 
@@ -150,12 +128,11 @@ def _plan(rowptr: Tensor, perm: Tensor, index: Tensor, num_rows: int) -> NativeC
 def _cfconv(
     out: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor, num_nodes: int,
     rowptr: Tensor | None, perm: Tensor | None, _rowptr: Tensor | None, _perm: Tensor | None, num_tiles: int,
-) -> NativeCall | None:  # fmt: skip
+) -> NativeCall:  # fmt: skip
     (num_sources, channels), num_edges, dtype = x.shape, src.numel(), x.dtype
     plan = (src, (num_edges,), torch.int64), *_plan_of(dst, num_nodes, rowptr, perm)
     shaped = (w, (num_edges, channels), dtype), (out, (num_nodes, channels), dtype)
-    if dtype not in FLOAT_DTYPES or dst.numel() != num_edges or not _fit(*plan, *shaped):
-        return None
+    require(dtype in FLOAT_DTYPES and dst.numel() == num_edges and _fit(*plan, *shaped))
     pointers = x, w, src, dst, rowptr, None if rowptr is None else perm, out
     sizes = num_edges, num_sources, num_nodes, channels, num_tiles, THREADS
     return native_call("popgeo_cfconv", FLOAT_DTYPES[dtype], *pointers, *sizes, num_threads=13)
@@ -165,37 +142,34 @@ def _cfconv(
 def _cfconv_backward(
     grad_x: Tensor, grad_w: Tensor, grad: Tensor, x: Tensor, w: Tensor, src: Tensor, dst: Tensor,
     _rowptr: Tensor | None, _perm: Tensor | None, rowptr: Tensor | None, perm: Tensor | None, num_tiles: int,
-) -> NativeCall | None:  # fmt: skip
+) -> NativeCall:  # fmt: skip
     (num_sources, channels), (num_edges,), num_nodes, dtype = x.shape, src.shape, grad.shape[0], x.dtype
     plan = (dst, (num_edges,), torch.int64), *_plan_of(src, num_sources, rowptr, perm)
     shaped = [(one, (num_edges, channels), dtype) for one in (w, grad_w)]
     shaped += [(grad, (num_nodes, channels), dtype), (grad_x, (num_sources, channels), dtype)]
-    if dtype not in FLOAT_DTYPES or not _fit(*plan, *shaped):
-        return None
+    require(dtype in FLOAT_DTYPES and _fit(*plan, *shaped))
     pointers = grad, x, w, src, dst, rowptr, None if rowptr is None else perm, grad_x, grad_w
     sizes = num_edges, num_sources, num_nodes, channels, num_tiles, THREADS
     return native_call("popgeo_cfconv_backward", FLOAT_DTYPES[dtype], *pointers, *sizes, num_threads=15)
 
 
 @lowers("popgeo.shifted_softplus.default")
-def _shifted_softplus(out: Tensor, x: Tensor) -> NativeCall | None:
+def _shifted_softplus(out: Tensor, x: Tensor) -> NativeCall:
     return _activation(out, None, x)
 
 
 @lowers("popgeo.shifted_softplus_backward.default")
-def _activation(out: Tensor, grad: Tensor | None, x: Tensor) -> NativeCall | None:
+def _activation(out: Tensor, grad: Tensor | None, x: Tensor) -> NativeCall:
     shape, dtype = tuple(out.shape), out.dtype
-    if dtype not in SERVED or not _fit(*((one, shape, dtype) for one in (x, grad))):
-        return None
+    require(dtype in SERVED and _fit(*((one, shape, dtype) for one in (x, grad))))
     return native_call("popgeo_shifted_softplus", dtype is torch.float64, grad, x, out, x.numel())
 
 
 @lowers("popgeo.round_stochastic.default")
-def _round_stochastic(out: Tensor, x: Tensor, counter: Tensor, dtype: torch.dtype) -> NativeCall | None:
+def _round_stochastic(out: Tensor, x: Tensor, counter: Tensor, dtype: torch.dtype) -> NativeCall:
     shape = tuple(x.shape)
     is_one = counter.numel() == 1 and counter.dtype is torch.int64
-    if not is_one or dtype not in HALVES or not _fit((x, shape, torch.float32), (out, shape, dtype)):
-        return None
+    require(is_one and dtype in HALVES and _fit((x, shape, torch.float32), (out, shape, dtype)))
     sizes = x.numel(), dtype is torch.bfloat16, THREADS
     return native_call("popgeo_round_stochastic", x, out, counter, *sizes, num_threads=5)
 
@@ -204,17 +178,16 @@ def _round_stochastic(out: Tensor, x: Tensor, counter: Tensor, dtype: torch.dtyp
 def _near_nodes(
     others: Tensor, near: Tensor, form: int, slots: int, pos: Tensor, batch: Tensor,
     cutoff: float, num_graphs: int, width: int, nodes_mask: Tensor | None,
-) -> NativeCall | None:  # fmt: skip
+) -> NativeCall:  # fmt: skip
     (num_nodes, num_dims), kind = pos.shape, SearchKind(form)
     masks: list[_Expected] = [(batch, (num_nodes,), torch.int64), (nodes_mask, (num_nodes,), torch.bool)]
     is_wide = width > 0 or kind is SearchKind.PAIRS or not num_nodes
-    if pos.dtype not in SERVED or slots < 0 or not is_wide or max(width, num_graphs) > _MAX_INT32 or not _fit(*masks):
-        return None
+    require(pos.dtype in SERVED and slots >= 0 and is_wide and max(width, num_graphs) <= _MAX_INT32 and _fit(*masks))
     sizes = num_nodes, num_dims, slots, width, num_graphs, form, pos.dtype is torch.float64, THREADS, float(cutoff)
     return native_call("popgeo_near_nodes", pos, batch, nodes_mask, others, near, *sizes, num_threads=12)
 
 
 @lowers("popgeo.identity_loss.default")
-def _identity_loss(out: Tensor, x: Tensor) -> NativeCall | None:
-    fits = _fit((out, tuple(x.shape), x.dtype)) and x.itemsize in MOVED
-    return elements_call([copied(out, x)]) if fits else None
+def _identity_loss(out: Tensor, x: Tensor) -> NativeCall:
+    require(_fit((out, tuple(x.shape), x.dtype)) and x.itemsize in MOVED)
+    return elements_call([copied(out, x)])

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from popgeo.capture.op_graph import Op, OpGraph, Ref
+from popgeo.capture.op_graph import Op, OpGraph
 from popgeo.engine.fuse.sums_in_order import PRODUCT, ROW_SUM
 from popgeo.engine.program.native_call import LOWERINGS, NativeCall, native_call
 from popgeo.native import library
@@ -23,17 +23,15 @@ _NUM_THREADS = 19  # of products.h: the word with the number of threads
 def lower_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall | None:
     """Return the native call of a product of matrices; None if torch's function is faster or needed."""
     multiplies = library.function("popgeo_multiplies", "", "q")
-    values = [graph.values[arg.value] for arg in op.args if isinstance(arg, Ref)]
-    operands = [tensors[arg.value] for arg in op.args if isinstance(arg, Ref)]
-    (made,) = op.makes()
-    values.append(graph.values[made])
+    values = [graph.values[v] for v in (*op.reads(), *op.makes())]
+    operands = [tensors[v] for v in (*op.reads(), *op.makes())]
     is_plain = len({value.dtype for value in values}) == 1 and not any(any(value.marks) for value in values)
     is_float = values[0].dtype in (torch.float32, torch.float64)
     if multiplies is None or not multiplies() or op.kwargs or not (is_plain and is_float):
         return None
     if not _is_served([value.shape for value in values], [value.stride for value in values]):
         return None
-    return native_call("popgeo_multiply", *words_of_product([*operands, tensors[made]]), num_threads=_NUM_THREADS)
+    return native_call("popgeo_multiply", *words_of_product(operands), num_threads=_NUM_THREADS)
 
 
 def lower_known_product(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from popgeo.engine.program.native_call import NativeCall
-from popgeo.engine.program.strided import TYPES, Area, lowers, require
+from popgeo.engine.program.strided import TYPES, Area, Unfit, lowers, require
 
 _READ, _WRITE, _ADD = range(3)
 _NONE = -(2**40)  # the number of no row
@@ -123,8 +123,7 @@ def _before(table: Tensor, result: Tensor) -> Tensor:
 
 def _only(indices: list[Tensor | None]) -> Tensor:
     """Return the only index tensor, which indexes the first dimension with numbers."""
-    require(len([one for one in indices if one is not None]) == 1 and indices[0] is not None)
-    index = indices[0]
-    require(index is not None and index.dtype in (torch.int64, torch.int32))
-    assert index is not None
+    index, *others = indices
+    if index is None or index.dtype not in (torch.int64, torch.int32) or any(one is not None for one in others):
+        raise Unfit
     return index

@@ -1,5 +1,6 @@
 """Lowers reductions. Sums of floating-point numbers have the bits that torch computes with one thread."""
 
+import functools
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,50 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from popgeo.engine.fuse.chain import collapse
 from popgeo.engine.program.native_call import NativeCall
 from popgeo.engine.program.strided import NUM_DIMS, Area, lowers, require
 
 _CODES = {"sum": 0, "mean": 1, "any": 2, "all": 3, "amax": 4, "amin": 5, "cumsum": 6}
 # Torch adds in vectors of 32 bytes on these processors, also where they have wider vectors.
 _HAS_TORCHS_ORDER = platform.machine().lower() in ("x86_64", "amd64")
-
-
-@lowers("aten.sum.default", "aten.sum.dim_IntList")
-def lower_sum(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
-    """Lower a sum; the sum of integers is exact in any order."""
-    return _reduced("sum", results, given)
-
-
-@lowers("aten.mean.default", "aten.mean.dim")
-def lower_mean(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
-    """Lower a mean: a sum, and a division by the number of elements."""
-    return _reduced("mean", results, given)
-
-
-@lowers("aten.any.default", "aten.any.dim", "aten.any.dims")
-def lower_any(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
-    """Lower whether any element is true."""
-    return _reduced("any", results, given)
-
-
-@lowers("aten.all.default", "aten.all.dim", "aten.all.dims")
-def lower_all(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
-    """Lower whether all elements are true."""
-    return _reduced("all", results, given)
-
-
-@lowers("aten.amax.default", "aten.max.default")
-def lower_largest(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
-    """Lower a maximum."""
-    require(given["self"].numel() > 0)
-    return _reduced("amax", results, given)
-
-
-@lowers("aten.amin.default", "aten.min.default")
-def lower_smallest(results: list[Tensor], given: Mapping[str, Any]) -> NativeCall:
-    """Lower a minimum."""
-    require(given["self"].numel() > 0)
-    return _reduced("amin", results, given)
 
 
 @lowers("aten.cumsum.default")
@@ -74,6 +38,7 @@ def _reduced(name: str, results: list[Tensor], given: Mapping[str, Any]) -> Nati
     dims = given.get("dim")
     listed = [dims] if isinstance(dims, int) else dims or range(source.dim())
     reduced = {d % max(source.dim(), 1) for d in listed if source.dim()}
+    require(name not in ("amax", "amin") or source.numel() > 0)
     is_sum = name in ("sum", "mean")
     if name in ("any", "all"):
         expected = torch.bool
@@ -143,11 +108,16 @@ def _comes_later(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool
 
 def _joined(dims: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Return neighboring dimensions joined where they are one dimension in memory."""
-    joined = dims[:1]
-    for size, *steps in dims[1:]:
-        before, *own = joined[-1]
-        if size == 1 or before == 1 or all(before * step == outer for step, outer in zip(own, steps, strict=True)):
-            joined[-1] = (before * size, *(steps if before == 1 else own))  # type: ignore[assignment]
-        else:
-            joined.append((size, *steps))  # type: ignore[arg-type]
-    return joined
+    long = [dim for dim in dims if dim[0] != 1] or dims[-1:] or [(1, 0, 0)]
+    shape, *steps = zip(*reversed(long), strict=True)
+    sizes, (out_steps, in_steps) = collapse(shape, steps)
+    return list(zip(sizes, out_steps, in_steps, strict=True))[::-1]
+
+
+# Torch's names of each reduction.
+_NAMES = {
+    "sum": "sum.default sum.dim_IntList", "mean": "mean.default mean.dim", "any": "any.default any.dim any.dims",
+    "all": "all.default all.dim all.dims", "amax": "amax.default max.default", "amin": "amin.default min.default",
+}  # fmt: skip
+for _name, _overloads in _NAMES.items():
+    lowers(*(f"aten.{one}" for one in _overloads.split()))(functools.partial(_reduced, _name))

@@ -18,7 +18,7 @@ from torch import Tensor
 from popgeo.capture.op_graph import Op, OpGraph, Ref, overload
 from popgeo.capture.passes import is_random
 from popgeo.engine import out_variants
-from popgeo.engine.program.native_call import NativeCall, native_call
+from popgeo.engine.program.native_call import NativeCall, is_plain, native_call
 
 _FUNCTIONS = (
     "torch_call_dispatcher", "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object",
@@ -101,7 +101,11 @@ def lower_with_torch(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> N
     encoded = [_encode(one.type, passed.get(one.name, one.default_value), tensors, handles) for one in schema.arguments]
     known = op.reads() if found is None else op.makes()  # these need no copy
     copied = [None if v is None or v in known else tensors[v] for v in op.outputs]
-    if None in encoded or out_variants.returns_list(op.target) or not all(map(_is_plain, [*handles.held, *copied])):
+    if (
+        None in encoded
+        or out_variants.returns_list(op.target)
+        or not all(one is None or is_plain(one) for one in [*handles.held, *copied])
+    ):
         return None
     words = [word for one in encoded if one is not None for word in one]
     places = [[0] * 4 if one is None else _place(one, handles) for one in copied]
@@ -111,10 +115,6 @@ def lower_with_torch(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> N
     pointers = *map(ctypes.addressof, texts), *(table.ctypes.data for table in tables)
     call = native_call("popgeo_call_torch", *functions, *pointers, len(encoded), len(places), name in _SERIAL)
     return replace(call, is_fixed=True, held=(handles, texts, tables, copied))
-
-
-def _is_plain(tensor: Tensor | None) -> bool:
-    return tensor is None or (tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()))
 
 
 def _place(tensor: Tensor, handles: _Handles) -> list[int]:

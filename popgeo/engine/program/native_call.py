@@ -44,6 +44,11 @@ def native_call(function: str, *words: Tensor | float | None, num_threads: int |
     return NativeCall(function=function, words=structure, num_threads=num_threads)
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Check whether a tensor is contiguous in the processor's memory, and shows its elements unchanged."""
+    return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
+
+
 def _word(word: Tensor | float | None) -> int:
     if isinstance(word, float):
         return int(np.float64(word).view(np.int64))

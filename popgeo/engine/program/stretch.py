@@ -35,7 +35,7 @@ class Stretch:
     ) -> None:
         run = library.function("popgeo_run", "Pq", "q")
         assert run is not None, "native calls exist only where the library is available"
-        self.num_calls, self._run, self._decline = len(calls), run, decline
+        self._run, self._decline = run, decline
         table = np.array([(_address_of(call.function), call.words.ctypes.data) for call in calls], np.int64)
         moving = np.array([*_moving_words(calls, spans)], np.int64).reshape(-1, 3)
         longest = _LONGEST if pauses else 0

@@ -1,6 +1,5 @@
 """Tensors of any layout as words of a structure, and the registration of lowerings that write such structures."""
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +9,8 @@ import torch
 from torch import Tensor
 
 from popgeo.capture.op_graph import Number, Op, OpGraph, overload, substitute
+from popgeo.capture.schemas import named_arguments
+from popgeo.engine.fuse.chain import collapse
 from popgeo.engine.program.native_call import LOWERINGS, NativeCall
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.int64: 2, torch.int32: 3, torch.bool: 4}
@@ -37,9 +38,11 @@ def lowers(*targets: str) -> Callable[[LowerPlain], LowerPlain]:
 
     def register(function: LowerPlain) -> LowerPlain:
         def lower(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> NativeCall | None:
+            given = vars(named_arguments(overload(op.target), op.args, op.kwargs))
             try:
-                given = named_arguments(op, tensors)
-                return function([tensors[v] for v in op.writes or op.makes()], given)
+                require(None not in op.outputs)
+                results = [tensors[v] for v in op.writes or op.makes()]
+                return function(results, substitute(given, lambda v: tensors[v]))
             except (KeyError, Unfit):  # a value without a fixed place has no tensor
                 return None
 
@@ -47,18 +50,6 @@ def lowers(*targets: str) -> Callable[[LowerPlain], LowerPlain]:
         return function
 
     return register
-
-
-def named_arguments(op: Op, tensors: Mapping[int, Tensor]) -> dict[str, Any]:
-    """Return an operation's arguments by the names in torch's schema, with its defaults and with tensors for values."""
-    names, defaults = _arguments_of(op.target)
-    return substitute(defaults | dict(zip(names, op.args, strict=False)) | dict(op.kwargs), lambda v: tensors[v])
-
-
-@functools.cache
-def _arguments_of(target: str) -> tuple[list[str], dict[str, Any]]:
-    schema = overload(target)._schema.arguments  # type: ignore[attr-defined]
-    return [one.name for one in schema], {one.name: one.default_value for one in schema if one.has_default_value()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,19 +135,11 @@ def joined(areas: Sequence[Area]) -> tuple[list[int], list[list[int]]]:
     """Return sizes, and the steps of each area, in the order of the first area; neighboring dimensions are joined."""
     dims = [d for d, n in enumerate(areas[0].shape) if n != 1]
     dims.sort(key=lambda d: -abs(areas[0].steps[d]))
-    sizes: list[int] = []
-    steps: list[list[int]] = []
-    for d in dims:
-        n, own = areas[0].shape[d], [area.steps[d] for area in areas]
-        if sizes and all(outer == n * inner for outer, inner in zip(steps[-1], own, strict=True)):
-            sizes[-1], steps[-1] = sizes[-1] * n, own
-        else:
-            sizes.append(n)
-            steps.append(own)
+    shape, steps = tuple(areas[0].shape[d] for d in dims), [tuple(area.steps[d] for d in dims) for area in areas]
+    sizes, steps = collapse(shape, steps)
     require(len(sizes) <= NUM_DIMS)
     missing = NUM_DIMS - len(sizes)
-    steps = [[0] * len(areas)] * missing + steps
-    return [1] * missing + sizes, [list(own) for own in zip(*steps, strict=True)]
+    return [*[1] * missing, *sizes], [[*[0] * missing, *own] for own in steps]
 
 
 @dataclass(frozen=True, kw_only=True)

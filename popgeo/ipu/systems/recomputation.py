@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from popgeo.capture.op_graph import Op, OpGraph, Value
-from popgeo.capture.passes import new_storages, renumbered
+from popgeo.capture.passes import renumbered
+from popgeo.capture.value_list import ValueList
 from popgeo.engine.pipeline.replay import kept_results
 from popgeo.engine.pipeline.staging import Recompute
 from popgeo.ipu.options import Options
@@ -66,8 +67,7 @@ class _Recomputation:
             op = stage.ops[index]
             for storage in {values[v].storage for v in (*op.makes(), *op.writes)} - there:
                 self._makers.setdefault(storage, []).append(index)
-        self._values = list(values)
-        self._storages = new_storages(values)
+        self._values = ValueList(values)
         self._copies: dict[int, int] = {}  # recomputed storages, by dropped storage
         self._renamed: dict[int, int] = {}  # recomputed values, by dropped value
         self._again: set[int] = set()
@@ -95,7 +95,7 @@ class _Recomputation:
             storage = waiting.pop()
             if storage in self._copies or storage not in self._makers:
                 continue
-            self._copies[storage] = next(self._storages)
+            self._copies[storage] = self._values.new_storage()
             for index in self._makers[storage]:
                 if index not in self._again:
                     self._again.add(index)
@@ -114,15 +114,13 @@ class _Recomputation:
         if op.phase != "forward" or value.storage in self._copies or v in op.reads():
             return self._value(v)
         if value.storage not in {self._stage.values[read].storage for read in op.reads()}:
-            value = replace(value, storage=next(self._storages))
-        self._values.append(value)
-        return len(self._values) - 1
+            value = replace(value, storage=self._values.new_storage())
+        return self._values.add(value)
 
     def _value(self, v: int) -> int:
         value: Value = self._stage.values[v]
         if value.storage not in self._copies:
             return v
         if v not in self._renamed:
-            self._renamed[v] = len(self._values)
-            self._values.append(replace(value, storage=self._copies[value.storage]))
+            self._renamed[v] = self._values.add(replace(value, storage=self._copies[value.storage]))
         return self._renamed[v]
