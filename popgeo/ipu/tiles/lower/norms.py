@@ -45,27 +45,14 @@ def _given(scope: Scope, arguments: Sequence[object], first: int) -> tuple[list[
 
 
 def lower_batch_norm(scope: Scope, op: Op) -> None:
-    """Lower aten.native_batch_norm by channels.
+    """Lower aten.native_batch_norm(input, weight, bias, running_mean, ...), and its gradient, by channels.
 
-    Its arguments are (input, weight, bias, running_mean, running_var, training, momentum, eps).
+    Running statistics that change in place are written back.
     """
-    changed = [op.args[k] for k in (3, 4) if isinstance(op.args[k], Ref) and op.args[5]]
-    _by_channel(scope, op, [scope.region(ref.value) for ref in changed])
-
-
-def lower_batch_norm_backward(scope: Scope, op: Op) -> None:
-    """Lower aten.native_batch_norm_backward by channels.
-
-    Its arguments are (grad, input, weight, running_mean, running_var, mean, invstd, train, ...).
-    """
-    _by_channel(scope, op, [])
-
-
-def _by_channel(scope: Scope, op: Op, changed: list[Region]) -> None:
-    """Add a compute set; each tile takes channels, and tensors changed in place are written back."""
     given, arguments, _ = operands(scope, op)
     made = [v for v in op.outputs if v is not None and v not in op.reads() and scope.graph.values[v].numel]
     kept = tuple(v in made for v in op.outputs)
-    names = [Operand(op.reads().index(v)) for v in dict.fromkeys(op.writes)] if changed else []
-    results, parts = [*map(scope.region, made), *changed], rows_for_tiles(scope, given[0].elements.shape[1])
+    changed = list(dict.fromkeys(op.writes))
+    names = [Operand(op.reads().index(v)) for v in changed]
+    results, parts = [scope.region(v) for v in (*made, *changed)], rows_for_tiles(scope, given[0].elements.shape[1])
     in_parts(scope, "call", given, results, parts, (op.target, arguments, kept, names), dim=1)
