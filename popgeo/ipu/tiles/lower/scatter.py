@@ -1,7 +1,6 @@
 """Lowers scatter-adds: each block of the result adds the rows of its part that an index assigns to it."""
 
 import itertools
-import math
 
 import numpy as np
 
@@ -95,8 +94,8 @@ def lower_index_put(scope: Scope, op: Op) -> None:
     shape = (*index.elements.shape, *base.elements.shape[1:])
     given = scope.region(values.value)
     updates = Region(variable=given.variable, elements=np.broadcast_to(given.elements, shape))
-    width = math.prod(base.elements.shape[1:])
-    out, rows = as_rows(scope.region(op.outputs[0]), 0), reshaped(updates, index.elements.size, width)
+    out = as_rows(scope.region(op.outputs[0]), 0)
+    rows = reshaped(updates, index.elements.size, out.elements.shape[1])
     scatter_rows(scope, out, reshaped(index, -1), rows, base=as_rows(base, 0), wraps=True)
 
 
