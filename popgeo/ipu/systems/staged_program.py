@@ -76,11 +76,10 @@ class StagedJoiner(Joiner):
             variable, start = self._places[storage]
             source = Region(variable=variable, elements=start + copied.elements)
             copy(self._scope(f"weights for IPU {ipu}"), copied, source)
-        order = self._order
-        first = {now.micro_batch: number for number, now in reversed(list(enumerate(order)))}
-        last = {now.micro_batch: number for number, now in enumerate(order)}
+        first = {now.micro_batch: number for number, now in reversed(list(enumerate(self._order)))}
+        last = {now.micro_batch: number for number, now in enumerate(self._order)}
         rank_of = {(part.stage, part.backward): rank for rank, part in enumerate(self._parts)}
-        for number, now in enumerate(order):
+        for number, now in enumerate(self._order):
             direction = "backward" if now.backward else "forward"
             with self.builder.repeat(1, f"stage {now.stage} {direction} {now.micro_batch}"):
                 if first[now.micro_batch] == number:
