@@ -60,7 +60,6 @@ class Stage:
         if not names or not all(isinstance(name, str) and name for name in names):
             raise ValueError(f"Stage received {names!r}; give at least one name of a block.")
         object.__setattr__(self, "names", names)
-        object.__setattr__(self, "on_ipu", None)
 
     def ipu(self, ipu_id: int) -> "Stage":
         """Return the same blocks on a given IPU. Without this call each stage has its own IPU."""

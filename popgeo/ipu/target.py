@@ -119,14 +119,17 @@ class IpuTarget:
     def __repr__(self) -> str:
         """Return name, tiles, memory and clock."""
         ipus = f"{self.num_ipus:,} x " if self.num_ipus > 1 else ""
-        return (
-            f"{type(self).__name__}({self.name}: {ipus}{self.num_tiles:,} tiles of "
-            f"{quantity(self.memory_per_tile, 'B')} at {self.clock / 1e9:g} GHz)"
-        )
+        return f"{type(self).__name__}({self.name}: {ipus}{self.sizes})"
 
     def _repr_html_(self) -> str:
         shown = {name: f"{value:,.10g}" if name != "name" else value for name, value in vars(self).items()}
         return pd.Series(shown, name=type(self).__name__).to_frame().to_html()
+
+    @property
+    def sizes(self) -> str:
+        """Tiles, memory of a tile and clock as text."""
+        memory = quantity(self.memory_per_tile, "B")
+        return f"{self.num_tiles:,} tiles of {memory} at {self.clock / 1e9:g} GHz"
 
     @property
     def all_tiles(self) -> int:

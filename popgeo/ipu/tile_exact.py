@@ -161,7 +161,7 @@ class TileExact:
         key = (id(graph), *map(id, updates))
         if key not in self._programs:
             options, plan = self._options, self._plan
-            training = None if self._update is None else Training(
+            training = Training() if self._update is None else Training(
                 members=self._update.members(),
                 trained=self._step.trained,
                 updates=updates,
@@ -172,7 +172,7 @@ class TileExact:
                 joiner = Joiner(expand(graph), self._step.num_results, self._target, training)
             else:
                 joiner = StagedJoiner(graph, self._step.num_results, self._target, training, parts, plan)
-                rounds = 1 if training is None else rounds
+                rounds = rounds if updates else 1
             self._programs[key] = join(joiner, rounds, options.gradient_accumulation, options.replication_factor)
         return self._programs[key]
 

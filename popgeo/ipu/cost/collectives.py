@@ -89,9 +89,6 @@ def rule_all_reduce(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return _joined(plans, kind, x.nbytes // shards, members, op.args[-1], member)
 
 
-rule_reduce_scatter = rule_all_reduce
-
-
 def rule_all_gather(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Plan an all-gather, and the copy that arranges the shards."""
     x, result = tensor(graph, op.args[0]), made(graph, op)[0]

@@ -81,7 +81,7 @@ def rule_elementwise(graph: OpGraph, op: Op, machine: Machine) -> Plan:
 def rule_pow(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Plan a power; for some exponents poplar runs another operation, such as a square."""
     known = {2: "square", 3: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1: "inverse", 1: "cast"}
-    kind = known.get(op.args[1], "power") if _is_number(op.args[1]) else "power"
+    kind = known.get(op.args[1], "power")
     source = read(graph, op)[0]  # the exponent, if the base is a number
     return _passes((kind,), _result(graph, op), source, 0, op, machine, name=kind)
 
@@ -100,7 +100,7 @@ def _passes(
     if not source.dtype.is_floating_point:
         kinds = tuple("integer" if LOOP_OF[kind] in ARITHMETIC else kind for kind in kinds)
         nbytes = 4 if source.dtype is not torch.bool else 1
-    elif kinds == ("add",) and any(map(_is_number, op.args)):
+    elif kinds == ("add",) and any(isinstance(argument, int | float | Number) for argument in op.args):
         kinds = ("scalar",)
     elements = max(1, result.numel)
     if len(kinds) == 1:
@@ -120,8 +120,3 @@ def _result(graph: OpGraph, op: Op) -> Value:
 def _smaller(graph: OpGraph, op: Op, result: Value) -> int:
     """Return the elements of the largest broadcast operand, which is sent to the tiles; 0 without such an operand."""
     return max((distinct(value) for value in read(graph, op) if distinct(value) < result.numel), default=0)
-
-
-def _is_number(argument: object) -> bool:
-    """Check whether an argument is a number."""
-    return isinstance(argument, int | float | Number)

@@ -1,5 +1,6 @@
 """The operands of an operation, as planners need them."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +55,4 @@ def distinct(value: Value) -> int:
         >>> distinct(Value(shape=(8, 3), stride=(1, 0), offset=0, dtype=torch.float32, storage=0, producer=None))
         8
     """
-    total = 1
-    for size, stride in zip(value.shape, value.stride, strict=True):
-        total *= size if stride or size == 0 else 1
-    return total
+    return math.prod(size for size, stride in zip(value.shape, value.stride, strict=True) if stride or size == 0)

@@ -144,9 +144,6 @@ def rule_index_add(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     return _change_rows(result, size_of(result, dim), tensor(graph, op.args[2]).numel, machine, _row_operation(op))
 
 
-rule_index_reduce = rule_index_add
-
-
 def rule_scatter_add(graph: OpGraph, op: Op, machine: Machine) -> Plan:
     """Plan a change of single elements along a dimension."""
     result, dim, index = tensor(graph, op.args[0]), op.args[1], tensor(graph, op.args[2])

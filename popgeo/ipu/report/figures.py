@@ -81,8 +81,8 @@ class Figures:
     real_of_slots: Mapping[int, float] = field(default_factory=dict)
     captured_ops: int
     state_bytes: int
-    buffer_bytes: int
-    compile_seconds: float
+    buffer_bytes: int = 0
+    compile_seconds: float = 0.0
     calls: int = 0
     steps: int = 0
     run_seconds: float = 0.0

@@ -13,7 +13,6 @@ from popgeo.ipu.report.tables import COLUMNS, COLUMNS_OF_STAGES, TableColumn
 from popgeo.ipu.report.text import expected_range, footer, headline, pace
 from popgeo.ipu.report.timeline import KINDS
 from popgeo.ipu.step_cost import BESIDE
-from popgeo.ipu.target import IpuTarget
 from popgeo.quantity import quantity
 
 _RESIDENTS = [
@@ -34,20 +33,17 @@ def page(report: Figures, title: str = "") -> str:
         report: Report to show.
         title: Title of the page. Default: the target's name.
     """
+    about = "One micro-batch and its update."
     sections = {
         "totals": _totals(report),
         "insights": insights_section(report.insights),
-        "time": _timeline("Supersteps over time", "One micro-batch and its update."),
+        "time": markup("timeline.html", heading="Supersteps over time", about=about, key=""),
         "flame view": markup("flame.html"),
         "memory": _memory(report),
         "tables": markup("tables.html"),
         "trust": _trust(report),
     }
     return shell(title or f"One step on {report.target.name}", _machine(report), sections, _data(report), SCRIPTS)
-
-
-def _timeline(heading: str, about: str, names: str = "") -> str:
-    return markup("timeline.html", heading=heading, about=escape(about), key=names)
 
 
 def _data(report: Figures) -> dict[str, Any]:
@@ -88,18 +84,13 @@ def _rounded(part: Any) -> Any:
 def _machine(report: Figures) -> str:
     micro = "one micro-batch" if report.micro_batches == 1 else f"{report.micro_batches} micro-batches"
     return _about(
-        f"{report.machines}: {_tiles(report.target)}. A step is {micro}. Cycles are {report.profile.value} and come "
+        f"{report.machines}: {report.target.sizes}. A step is {micro}. Cycles are {report.profile.value} and come "
         "from a model; they are not measured here."
     )
 
 
 def _about(words: str) -> str:
     return f'<p class="soft">{escape(words)}</p>'
-
-
-def _tiles(target: IpuTarget) -> str:
-    memory = quantity(target.memory_per_tile, "B")
-    return f"{target.num_tiles:,} tiles of {memory} at {target.clock / 1e9:g} GHz"
 
 
 def _totals(report: Figures) -> str:
@@ -164,7 +155,7 @@ def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
     sections = {
         "totals": _totals_of_stages(plan, ipus, kinds),
         "insights": insights_section(plan.insights, "the step"),
-        "time": _timeline("Timeline", numbers, key(_words(kinds))),
+        "time": markup("timeline.html", heading="Timeline", about=numbers, key=key(_words(kinds))),
         "cycles by IPU": section("cycles", "Cycles by IPU", cycles),
         "memory by IPU": section("memory", "Memory of the fullest tile, by IPU", memory),
         "stages": section("stages", "Stages", stages, _of_stages(plan)),
@@ -172,7 +163,7 @@ def page_of_stages(plan: PipelineFigures, title: str = "") -> str:
     }
     heading = title or f"A pipeline on {plan.num_ipus * plan.replicas} x {plan.target.name}"
     about = _about(
-        f"{headline(plan)}: each with {_tiles(plan.target)}. All figures come from a model and are not measured here."
+        f"{headline(plan)}: each with {plan.target.sizes}. All figures come from a model and are not measured here."
     )
     ends = {"end": plan.cycles, "first": plan.windows[0][1], "num_ipus": plan.num_ipus}
     data = {"clock": plan.target.clock, **ends, "spans": _rounded([vars(span) for span in spans])}

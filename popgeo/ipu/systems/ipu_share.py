@@ -93,8 +93,6 @@ class IpuShare:
             shards=self.shards,
             captured_ops=self.step.captured_ops,
             state_bytes=state,
-            buffer_bytes=0,
-            compile_seconds=0.0,
         )
 
 

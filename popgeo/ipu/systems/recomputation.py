@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from popgeo.capture.op_graph import Op, OpGraph, Value
-from popgeo.capture.passes import renumbered
+from popgeo.capture.passes import renumbered, with_ops
 from popgeo.capture.value_list import ValueList
 from popgeo.engine.pipeline.replay import kept_results
 from popgeo.engine.pipeline.staging import Recompute
@@ -82,10 +82,8 @@ class _Recomputation:
             for before in (*self._needed(op), index):
                 ops.append(self._copied(self._stage.ops[before]))
                 order.append(before)
-        producers = {v: place for place, op in reversed(list(enumerate(ops))) for v in op.makes()}
-        # A value that is not needed has no producer.
-        values = [one.made_by(None if one.producer is None else producers.get(v)) for v, one in enumerate(self._values)]
-        return replace(self._stage, ops=tuple(ops), values=tuple(values)), order, sorted(self._again)
+        graph = with_ops(self._stage, ops, self._stage.outputs, values=self._values)
+        return graph, order, sorted(self._again)
 
     def _needed(self, op: Op) -> list[int]:
         """Return the operations that must run again before an operation, in the order of the forward pass."""

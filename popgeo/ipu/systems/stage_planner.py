@@ -130,7 +130,6 @@ class StagePlanner:
             plan_again=partial(self._plan_again, options, placement),
             captured_ops=self._captured_ops,
             state_bytes=sum(part.weight_bytes - part.held_before for part in parts) + sum(extra),
-            buffer_bytes=0,
             compile_seconds=seconds,
             seconds_to_plan=seconds,
         )

@@ -37,7 +37,7 @@ class StagedJoiner(Joiner):
         graph: The captured step, constants folded.
         num_results: Number of its outputs that the host receives; the other outputs are gradients.
         target: One IPU, with few tiles.
-        training: Treatment of gradients; None for inference.
+        training: Treatment of gradients; without updates for inference.
         parts: Passes of each stage.
         plan: Operations of each stage, and the order of the passes.
     """
@@ -47,7 +47,7 @@ class StagedJoiner(Joiner):
         graph: OpGraph,
         num_results: int,
         target: IpuTarget,
-        training: Training | None,
+        training: Training,
         parts: Sequence[StagePart],
         plan: StagePlan,
     ) -> None:
@@ -70,22 +70,21 @@ class StagedJoiner(Joiner):
         self._declare_arguments()
         self._senders = self._declare_left()
 
-    def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
+    def iteration_steps(self, accumulation: int = 1) -> None:
         """Add all passes of a round."""
         for (ipu, storage), copied in self._copies.items():
             variable, start = self._places[storage]
             source = Region(variable=variable, elements=start + copied.elements)
             copy(self._scope(f"weights for IPU {ipu}"), copied, source)
-        order = self._order
-        first = {now.micro_batch: number for number, now in reversed(list(enumerate(order)))}
-        last = {now.micro_batch: number for number, now in enumerate(order)}
+        first = {now.micro_batch: number for number, now in reversed(list(enumerate(self._order)))}
+        last = {now.micro_batch: number for number, now in enumerate(self._order)}
         rank_of = {(part.stage, part.backward): rank for rank, part in enumerate(self._parts)}
-        for number, now in enumerate(order):
+        for number, now in enumerate(self._order):
             direction = "backward" if now.backward else "forward"
             with self.builder.repeat(1, f"stage {now.stage} {direction} {now.micro_batch}"):
                 if first[now.micro_batch] == number:
                     self._receive(now.micro_batch)
-                self._pass(rank_of[now.stage, now.backward], now.micro_batch, accumulates)
+                self._pass(rank_of[now.stage, now.backward], now.micro_batch, accumulation > 1)
                 if last[now.micro_batch] == number:
                     self._return(now.micro_batch)
 
@@ -134,7 +133,7 @@ class StagedJoiner(Joiner):
         for value in part.sends:
             sent = self._left(StashedValue(value), rank, micro_batch, value)
             copy(self._scope("send"), sent, region_of(graph, places, value))
-        wanted = dict(zip(self._trained(), graph.outputs[self._num_results :], strict=True))
+        wanted = dict(zip(self.training.trained, graph.outputs[self._num_results :], strict=True))
         for name in part.gradients:
             v = wanted[name]
             assert v is not None

@@ -36,9 +36,9 @@ def join(joiner: "Joiner", device_iterations: int, gradient_accumulation: int, r
         A program with the variables `weights.<i>`, `gradients.<i>` and `state:<i>.<key>` for the i-th joined weight
         tensor, and `s<number>` for each other storage of the step. Iterations that update alike share a `Repeat`.
     """
-    if joiner.training is None:
+    if not joiner.training.updates:
         with joiner.builder.repeat(device_iterations, "device iterations"):
-            joiner.iteration_steps(accumulates=False)
+            joiner.iteration_steps()
         return joiner.finish()
     for _, alike in itertools.groupby(joiner.training.updates, key=id):
         updates = list(alike)
@@ -54,13 +54,13 @@ class Joiner:
         graph: The captured step.
         num_results: Number of its outputs that the host receives.
         target: The machine; a small one, since the steps list every vertex and transfer.
-        training: Joined weights, updates and scaling; None for inference.
+        training: Joined weights, updates and scaling; without updates for inference.
         homes: Mappings of parameters and buffers by storage, if a subclass declares all other variables. Default: all
             storages are mapped by the plans of the operations.
 
     Attributes:
         builder: The builder that collects the steps.
-        training: Joined weights, updates and scaling; None for inference.
+        training: Joined weights, updates and scaling.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Joiner:
         graph: OpGraph,
         num_results: int,
         target: IpuTarget,
-        training: Training | None,
+        training: Training,
         homes: Mapping[int, TileMapping] | None = None,
     ) -> None:
         self.builder = Builder(target.num_tiles * target.num_ipus)
@@ -79,7 +79,7 @@ class Joiner:
         mappings = map_storages(graph, self._plans, self.builder.num_tiles) if homes is None else homes
         self._sums: dict[str, Region] = {}
         weights: Places = {}
-        for number, names in enumerate(training.members if training is not None else ()):
+        for number, names in enumerate(training.members):
             members = [graph.values[graph.inputs[Input(Role.PARAMETER, name)]] for name in names]
             storages = [member.storage for member in members]
             whole = concatenated([mappings[storage] for storage in storages])
@@ -98,7 +98,6 @@ class Joiner:
 
     def _gradient_type(self, number: int, weights: torch.dtype) -> torch.dtype:
         """Return the type of the joined gradient of a weight tensor in an update."""
-        assert self.training is not None
         graph = self.training.updates[0].graph
         v = graph.inputs.get(Input(Role.GRADIENT, f"{number}"))
         return weights if v is None else graph.values[v].dtype
@@ -125,22 +124,21 @@ class Joiner:
         streams = {region.variable: f"result:{region.variable}" for region in self._results()}
         self.builder.steps.append(HostCopy(to_host=True, streams=streams))
 
-    def iteration_steps(self, accumulates: bool, accumulation: int = 1) -> None:
+    def iteration_steps(self, accumulation: int = 1) -> None:
         """Add the micro-batches of an update, with the sums of their gradients when training."""
-        several = self.builder.repeat(accumulation, "gradient accumulation") if accumulates else nullcontext()
-        with several:
+        accumulates = accumulation > 1
+        with self.builder.repeat(accumulation, "gradient accumulation") if accumulates else nullcontext():
             self.micro_batch()
-            if self.training is not None:
+            if self.training.updates:
                 self._collect(accumulates)
 
     def iteration(self, update: UpdateGraph, accumulation: int, replicas: int) -> None:
         """Add micro-batches, sums of gradients, and the update."""
-        assert self.training is not None
         totals = [f"gradients.{number}" for number in range(len(self.training.members))]
         if accumulation > 1:
             for name in totals:
                 fill(self._scope("clear gradients"), self._whole(name), 0)
-        self.iteration_steps(accumulation > 1, accumulation)
+        self.iteration_steps(accumulation)
         if replicas > 1:
             self.builder.steps.append(AllReduce(variables=tuple(totals), replicas=replicas))
         places = {Input(Role.GRADIENT, f"{number}"): name for number, name in enumerate(totals)}
@@ -150,13 +148,9 @@ class Joiner:
 
     def _collect(self, accumulates: bool) -> None:
         """Add the gradients of all parameters to their sums."""
-        for name, v in zip(self._trained(), self._graph.outputs[self._num_results :], strict=True):
+        for name, v in zip(self.training.trained, self._graph.outputs[self._num_results :], strict=True):
             if v is not None:
                 self._collect_one(name, self._region(v), accumulates)
-
-    def _trained(self) -> Sequence[str]:
-        """Return the names of the trained parameters, in order of their gradients."""
-        return () if self.training is None else self.training.trained
 
     def _collect_one(self, name: str, found: Region, accumulates: bool) -> None:
         """Add the gradient of a parameter to its sum, or copy it there."""

@@ -61,7 +61,7 @@ def walk(steps: tuple[Step, ...]) -> Iterator[Step]:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The weights and updates of a training step.
+    """The weights and updates of a training step; empty for inference.
 
     Attributes:
         members: Names of the parameters of each joined weight tensor, in order.
@@ -70,9 +70,9 @@ class Training:
         scaling: Graph that scales sums of gradients before each update. Default: no scaling.
     """
 
-    members: Sequence[Sequence[str]]
-    trained: Sequence[str]
-    updates: Sequence[UpdateGraph]
+    members: Sequence[Sequence[str]] = ()
+    trained: Sequence[str] = ()
+    updates: Sequence[UpdateGraph] = ()
     scaling: OpGraph | None = None
 
 

@@ -113,7 +113,7 @@ class Transfer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exchange:
-    """Transfers at the same time, before the compute set that needs them.
+    """A barrier of all tiles, then transfers at the same time, before the compute set that needs them.
 
     Attributes:
         name: Name of the compute set.
@@ -125,15 +125,7 @@ class Exchange:
 
     def __str__(self) -> str:
         moved = sum(len(transfer.elements) for transfer in self.transfers)
-        return f"exchange {self.name}: {_count(len(self.transfers), 'transfer')}, {_count(moved, 'element')}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sync:
-    """A barrier: all tiles wait for each other."""
-
-    def __str__(self) -> str:
-        return "sync"
+        return f"sync\nexchange {self.name}: {_count(len(self.transfers), 'transfer')}, {_count(moved, 'element')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +179,7 @@ class Repeat:
         return "\n".join([head, *(textwrap.indent(str(step), "  ") for step in self.body)])
 
 
-Step = ComputeSet | Exchange | Sync | HostCopy | AllReduce | Repeat
+Step = ComputeSet | Exchange | HostCopy | AllReduce | Repeat
 
 
 def _count(number: int, one: str, many: str = "") -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, nn, optim
 from popgeo.capture.capture import bind, capture
 from popgeo.ipu import IpuTarget, Options, TileExact, training_model
 from popgeo.ipu.tiles.join_program import Joiner, join
-from popgeo.ipu.tiles.program import Program
+from popgeo.ipu.tiles.program import Program, Training
 from popgeo.ipu.tiles.steps import AllReduce, ComputeSet, HostCopy, Repeat, Step
 
 SMALL = IpuTarget(name="small", num_tiles=4, memory_per_tile=2**20, clock=1e9, float32_macs=16, float16_macs=64)
@@ -115,7 +115,7 @@ def test_inference_repeats_the_step_and_hands_out_only_its_results(iterations):
         return x.sin(), x.cos()
 
     graph = capture(function, bind(function, torch.ones(8))).graph
-    program = join(Joiner(graph, 1, SMALL, None), iterations, 1, 1).program
+    program = join(Joiner(graph, 1, SMALL, Training()), iterations, 1, 1).program
     (repeat,) = program.steps
     first, *_, last = repeat.body
     assert (repeat.count, repeat.name) == (iterations, "device iterations")

@@ -112,9 +112,10 @@ def test_matrix_products_are_alike_for_any_division(function):
         )
 
 
-def layer_norm(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    made = torch.ops.aten.native_layer_norm(x, [9], y[:, 0], y[:, 1], 1e-5)
-    back = torch.ops.aten.native_layer_norm_backward(x + 1, x, [9], made[1], made[2], y[:, 0], y[:, 1], [True] * 3)
+def layer_norm(x: Tensor, y: Tensor, *shape: int) -> tuple[Tensor, ...]:
+    x, w, b = x.view(11, *shape), y[:, 0].reshape(shape), y[:, 1].reshape(shape)
+    made = torch.ops.aten.native_layer_norm(x, shape, w, b, 1e-5)
+    back = torch.ops.aten.native_layer_norm_backward(x + 1, x, shape, made[1], made[2], w, b, [True] * 3)
     return *made, *back
 
 
@@ -129,7 +130,8 @@ def batch_norm(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 OTHERS = {
-    "layer norm": layer_norm,
+    "layer norm": lambda x, y: layer_norm(x, y, 9),
+    "layer norm of matrices": lambda x, y: layer_norm(x, y, 3, 3),
     "batch norm": batch_norm,
     "softmax": lambda x, y: x.softmax(0) + x.log_softmax(1),
     "norms": lambda x, y: torch.stack([x.std(1), x.var(1), x.norm(dim=1), x.logsumexp(1)]),

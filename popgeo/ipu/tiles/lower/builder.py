@@ -9,7 +9,7 @@ import torch
 
 from popgeo.capture.op_graph import Op, OpGraph, Value
 from popgeo.ipu.cost.plan import Plan
-from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Region, Repeat, Step, Sync, Transfer, Variable, Vertex
+from popgeo.ipu.tiles.steps import ComputeSet, Exchange, Region, Repeat, Step, Transfer, Variable, Vertex
 from popgeo.ipu.tiles.tile_mapping import TileMapping, from_holders
 
 Lowering = Callable[["Scope", Op], None]
@@ -74,7 +74,7 @@ class Builder:
         made = tuple(vertices)
         transfers = tuple(self._transfers(made))
         if transfers:
-            self.steps += [Sync(), Exchange(name=f"for {name}", transfers=transfers)]
+            self.steps.append(Exchange(name=f"for {name}", transfers=transfers))
         if made:
             self.steps.append(ComputeSet(name=name, vertices=made))
 

@@ -56,18 +56,11 @@ def operands(scope: Scope, op: Op) -> tuple[list[Region], tuple[Any, ...], dict[
 
 def add(scope: Scope, out: Region, x: Region, y: Region, beta: float = 1, alpha: float = 1) -> None:
     """Add a compute set for out = beta * x + alpha * y on the tiles of the result; `x` may be broadcast."""
-    _of_two(scope, "add", "weighted sum", out, x, y, (beta, alpha))
+    of_two(scope, "add", "weighted sum", out, x, y, beta, alpha)
 
 
-def multiply(scope: Scope, out: Region, x: Region, y: Region) -> None:
-    """Add a compute set for out = x * y on the tiles of the result."""
-    _of_two(scope, "multiply", "aten.mul.Tensor", out, x, y, ())
-
-
-def _of_two(
-    scope: Scope, name: str, operation: str, out: Region, x: Region, y: Region, numbers: tuple[Any, ...]
-) -> None:
-    """Add a compute set for an operation on two regions."""
+def of_two(scope: Scope, name: str, operation: str, out: Region, x: Region, y: Region, *numbers: float) -> None:
+    """Add a compute set for an operation on two regions and further numbers, on the tiles of the result."""
     spread, y = _spread(x, out.elements.shape), _spread(y, out.elements.shape)
     arguments = (Operand(0), Operand(1), *numbers)
     scope.compute(
@@ -82,7 +75,5 @@ def _spread(region: Region, shape: tuple[int, ...]) -> Region:
 
 def _broadcasts(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Check whether an operand broadcasts to a shape."""
-    try:
-        return np.broadcast_shapes(operand, shape) == shape
-    except ValueError:
-        return False
+    sizes = zip(reversed(operand), reversed(shape), strict=False)
+    return len(operand) <= len(shape) and all(own in (1, size) for own, size in sizes)

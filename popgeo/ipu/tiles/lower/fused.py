@@ -2,7 +2,7 @@
 
 from popgeo.capture.op_graph import Op
 from popgeo.ipu.tiles.lower.builder import Scope
-from popgeo.ipu.tiles.lower.elementwise import multiply
+from popgeo.ipu.tiles.lower.elementwise import of_two
 from popgeo.ipu.tiles.lower.gather import gather_rows
 from popgeo.ipu.tiles.lower.scatter import scatter_rows
 
@@ -18,6 +18,7 @@ def lower_cfconv_backward(scope: Scope, op: Op) -> None:
     grad, x, w, src, dst = (scope.region(arg.value) for arg in op.args[:5])
     arrived = gather_rows(scope, grad, dst)
     if op.outputs[1] is not None:
-        multiply(scope, scope.region(op.outputs[1]), gather_rows(scope, x, src), arrived)
+        out, sent = scope.region(op.outputs[1]), gather_rows(scope, x, src)
+        of_two(scope, "multiply", "aten.mul.Tensor", out, sent, arrived)
     if op.outputs[0] is not None:
         scatter_rows(scope, scope.region(op.outputs[0]), src, arrived, factor=w)

@@ -81,26 +81,23 @@ def _choose(
 
 def lower_gather(scope: Scope, op: Op) -> None:
     """Lower popgeo.gather(x, index) and aten.embedding(weight, index)."""
-    table, index, out = scope.region(op.args[0].value), scope.region(op.args[1].value), scope.region(op.outputs[0])
-    _gather_along(scope, table, 0, index, out)
+    _gather_along(scope, op, 0, scope.region(op.args[1].value))
 
 
 def lower_along(scope: Scope, op: Op) -> None:
     """Lower aten.index_select(x, dim, index), and aten.gather(x, dim, index) of rows."""
-    table, index, out = scope.region(op.args[0].value), row_index(scope, op), scope.region(op.outputs[0])
-    _gather_along(scope, table, op.args[1], index, out)
+    _gather_along(scope, op, op.args[1], row_index(scope, op))
 
 
 def lower_index(scope: Scope, op: Op) -> None:
     """Lower aten.index(x, [None, ..., index])."""
     dim = len(op.args[1]) - 1
-    table, index, out = scope.region(op.args[0].value), scope.region(op.args[1][dim].value), scope.region(op.outputs[0])
-    _gather_along(scope, table, dim, index, out, wraps=True)
+    _gather_along(scope, op, dim, scope.region(op.args[1][dim].value), wraps=True)
 
 
-def _gather_along(scope: Scope, table: Region, dim: int, index: Region, out: Region, wraps: bool = False) -> None:
-    """Gather slices along a dimension as rows."""
-    rows = as_rows(table, dim)
+def _gather_along(scope: Scope, op: Op, dim: int, index: Region, wraps: bool = False) -> None:
+    """Gather slices of the first argument along a dimension as rows."""
+    rows, out = as_rows(scope.region(op.args[0].value), dim), scope.region(op.outputs[0])
     several = dim == 0 and index.elements.ndim != 1
     into = reshaped(out, index.elements.size, rows.elements.shape[1]) if several else as_rows(out, dim)
     gather_rows(scope, rows, reshaped(index, -1), into, wraps)

@@ -86,7 +86,7 @@ def in_parts(
             copy(scope, result, here)
 
 
-def by_rows(scope: Scope, op: Op, whole: Collection[int] = (), summed: Collection[int] = ()) -> None:
+def by_rows(scope: Scope, op: Op, whole: Collection[int] = (), summed: Collection[int] = (), *, dim: int = 0) -> None:
     """Add a compute set; each tile takes some rows of the operands, such as samples of images.
 
     Args:
@@ -94,12 +94,13 @@ def by_rows(scope: Scope, op: Op, whole: Collection[int] = (), summed: Collectio
         op: The operation.
         whole: Positions of the operands without such rows, which go to every tile.
         summed: Positions of the results without such rows, which are summed over the tiles.
+        dim: Dimension of these rows in operands and results.
     """
     given, arguments, _ = operands(scope, op)
     results = [None if v is None else scope.region(v) for v in op.outputs]
-    parts = rows_for_tiles(scope, given[0].elements.shape[0])
+    parts = rows_for_tiles(scope, given[0].elements.shape[dim])
     of_tiles = {tile: _for_rows(op, arguments, some.stop - some.start) for tile, (some,) in parts.items()}
-    in_parts(scope, op.target, given, results, parts, of_tiles, whole=whole, summed=summed)
+    in_parts(scope, op.target, given, results, parts, of_tiles, whole=whole, summed=summed, dim=dim)
 
 
 def _for_rows(op: Op, arguments: tuple[Any, ...], rows: int) -> tuple[Any, ...]:

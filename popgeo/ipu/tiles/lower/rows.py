@@ -66,9 +66,7 @@ def one_index(scope: Scope, op: Op) -> bool:
 
 def rows_of_edges(scope: Scope, pointers: Region, num_edges: int) -> Region:
     """Return the row of each edge from the pointers to each row's edges; -1 for edges of no row."""
-    at = np.zeros(num_edges, np.int32)
-    for tile, some in enumerate(cuts(num_edges, scope.builder.num_tiles)):
-        at[some] = tile
+    at = np.arange(num_edges) // max(1, -(-num_edges // scope.builder.num_tiles))
     index = scope.builder.partial(scope.label, torch.int64, at)
 
     def work(tile: int, where: np.ndarray) -> tuple[list[Region], tuple[Any, ...]]:

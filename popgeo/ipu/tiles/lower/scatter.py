@@ -1,7 +1,7 @@
 """Lowers scatter-adds: each block of the result adds the rows of its part that an index assigns to it."""
 
 import itertools
-import math
+from functools import partial
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from popgeo.capture.op_graph import Op
 from popgeo.capture.operations import name_of
 from popgeo.ipu.tiles.lower.builder import Scope, part, reshaped
 from popgeo.ipu.tiles.lower.elementwise import add
-from popgeo.ipu.tiles.lower.in_parts import in_parts, rows_for_tiles
+from popgeo.ipu.tiles.lower.in_parts import by_rows
 from popgeo.ipu.tiles.lower.movement import copy
 from popgeo.ipu.tiles.lower.reduce import sum_of_parts
 from popgeo.ipu.tiles.lower.rows import as_rows, names_rows, one_index, row_cuts_of, row_index, rows_of_edges, tiles_of
@@ -95,8 +95,8 @@ def lower_index_put(scope: Scope, op: Op) -> None:
     shape = (*index.elements.shape, *base.elements.shape[1:])
     given = scope.region(values.value)
     updates = Region(variable=given.variable, elements=np.broadcast_to(given.elements, shape))
-    width = math.prod(base.elements.shape[1:])
-    out, rows = as_rows(scope.region(op.outputs[0]), 0), reshaped(updates, index.elements.size, width)
+    out = as_rows(scope.region(op.outputs[0]), 0)
+    rows = reshaped(updates, index.elements.size, out.elements.shape[1])
     scatter_rows(scope, out, reshaped(index, -1), rows, base=as_rows(base, 0), wraps=True)
 
 
@@ -117,16 +117,8 @@ def lower_scatter(scope: Scope, op: Op) -> None:
     scatter_rows(scope, scope.region(op.outputs[0]), index, updates, how=how)
 
 
-def lower_extremum(scope: Scope, op: Op) -> None:
-    """Lower popgeo.scatter_max(src, index, num_rows) and popgeo.segment_max(src, indptr).
-
-    A tile takes all updates of its columns.
-    """
-    updates, index = scope.region(op.args[0].value), scope.region(op.args[1].value)
-    out = scope.region(op.outputs[0])
-    arg = None if op.outputs[1] is None else scope.region(op.outputs[1])
-    parts, arguments = rows_for_tiles(scope, out.elements.shape[1]), (Operand(0), Operand(1), *op.args[2:3])
-    in_parts(scope, op.target, [updates, index], [out, arg], parts, arguments, whole=(1,), dim=1)
+# popgeo.scatter_max(src, index, num_rows) and popgeo.segment_max(src, indptr): a tile takes all updates of its columns.
+lower_extremum = partial(by_rows, whole=(1,), dim=1)
 
 
 def lower_segment_sum(scope: Scope, op: Op) -> None:
