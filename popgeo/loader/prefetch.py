@@ -1,6 +1,7 @@
 """An iterator that runs ahead of its consumer, on its own thread."""
 
 import _thread
+import atexit
 import os
 import queue
 import weakref
@@ -11,6 +12,8 @@ from typing import NamedTuple, TypeVar
 T = TypeVar("T")
 _END = object()
 _LOOKS_EACH = 0.1  # seconds between checks whether the consumer still exists
+_running: "set[tuple[int, queue.SimpleQueue[None]]]" = set()  # each thread's process, and the queue that shows its end
+_at_exit: list[bool] = []  # has an entry when the interpreter ends
 
 
 def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
@@ -35,6 +38,7 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
         # Not a `threading.Thread`: an interrupt within its locks, which are in Python, breaks them.
         _thread.start_new_thread(_produce, (items, ready, room, ended, weakref.ref(consumer)))
         begun = True
+        _running.add((process, ended))
         while True:
             if os.getpid() != process:
                 raise RuntimeError(
@@ -52,6 +56,7 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
         room.put(None)  # the thread may wait for it
         if begun and os.getpid() == process:
             ended.get()
+            _running.discard((process, ended))
 
 
 class _Consumer:
@@ -73,10 +78,12 @@ def _produce(
 ) -> None:
     try:
         for item in items:
-            while consumer() is not None:
+            while consumer() is not None and not _at_exit:
                 with suppress(queue.Empty):
                     room.get(timeout=_LOOKS_EACH)
                     break
+            if _at_exit:
+                raise RuntimeError("The interpreter ends, and with it this pass over the batches.")
             if consumer() is None:
                 return
             ready.put(item)
@@ -85,3 +92,13 @@ def _produce(
         ready.put(_Failure(error))
     finally:
         ended.put(None)
+
+
+@atexit.register
+def _end_all() -> None:
+    """End the threads of open passes while they can still run; later a pass would wait for its thread forever."""
+    _at_exit.append(True)
+    for process, ended in list(_running):
+        if process == os.getpid():
+            ended.get()
+            ended.put(None)  # for the pass itself, which is closed later

@@ -2,6 +2,7 @@
 
 import random
 import signal
+import subprocess
 import sys
 import time
 
@@ -88,3 +89,9 @@ def test_interrupts_at_any_moment_leave_no_thread_behind():
         signal.signal(signal.SIGALRM, before)
     assert interrupted > 40
     assert not left_beside(others)
+
+
+def test_a_program_ends_although_a_pass_is_open():
+    script = "from popgeo.loader.prefetch import in_background; numbers = in_background(iter(range(9)), 2)"
+    ended = subprocess.run([sys.executable, "-c", f"{script}; print(next(numbers))"], capture_output=True, timeout=100)
+    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, [b"0"], b"")
