@@ -35,6 +35,7 @@ from popgeo.datasets import Molecules
 from popgeo.filter_choice import filters_at_each_edge, parts_with_filters
 from popgeo.loader import FixedSizeDataLoader
 from popgeo.nn import PrecomputeInteractionGraph, SchNet
+from popgeo.quantity import quantity
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from compile_once import Distances
@@ -219,7 +220,7 @@ def bench(case: Case, batch_size: int, device: str, num_steps: int, end: float) 
     }
     graphs_of = {ordinary: len(case.graphs) / len(ordinary), packed: len(case.graphs) / len(packed)}
     print(f"\n{case.name}, {batch_size} graphs per batch, packed into {packed.fixed_size_options}")
-    base = memory = 0.0
+    base, memory = 0.0, 0
     for name, (make, loader, inputs) in ways.items():
         # On the processor, compiling takes a minute and says nothing about a GPU.
         if name.startswith("PyG") and (device == "cpu" or time.perf_counter() > end):
@@ -231,11 +232,11 @@ def bench(case: Case, batch_size: int, device: str, num_steps: int, end: float) 
         except Exception as error:  # torch.compile has no double backward pass
             print(f"  {name:33} fails: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:90]}")
             continue
-        most = (torch.cuda.max_memory_allocated() - held) / 2**20 if device == "cuda" else 0.0
+        most = torch.cuda.max_memory_allocated() - held if device == "cuda" else 0
         rate = graphs_of[loader] / seconds
         base, memory = base or rate, memory or most
         goal = f" (goal: {GOALS[batch_size]:g})" if "compile_step" in name and batch_size in GOALS else ""
-        shown = f", {most:7,.0f} MiB, {most / memory:4.2f}x" if memory else ""
+        shown = f", {quantity(most, 'B'):>8}, {most / memory:4.2f}x" if memory else ""
         print(
             f"  {name:33} {1e3 * seconds:8.3f} ms per step, {rate:10,.0f} graphs/s, waited {waited:5.1%}{shown}, "
             f"{rate / base:5.2f}x{goal}",
