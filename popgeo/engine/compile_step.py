@@ -115,7 +115,7 @@ def compile_forward(
 
     Example:
         >>> linear = nn.Linear(3, 2).eval()
-        >>> torch.equal(compile_forward(linear)(torch.ones(4, 3)), linear(torch.ones(4, 3)))
+        >>> torch.allclose(compile_forward(linear)(torch.ones(4, 3)), linear(torch.ones(4, 3)))
         True
     """
     recipe = Recipe(
