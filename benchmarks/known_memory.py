@@ -142,7 +142,7 @@ def requested(act: Callable[[], object]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         kept = act()
     changes = list[tuple[int, int]]()
-    nodes = list(found.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    nodes = list(found.profiler.kineto_results.experimental_event_tree())
     while nodes:
         node = nodes.pop()
         nodes += node.children

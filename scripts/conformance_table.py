@@ -21,7 +21,7 @@ from typing import Any
 
 import potential_subjects
 import torch
-from pyg_table import LINES, NAMES, search_in_python
+from pyg_table import LINES, NAMES
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
@@ -248,8 +248,7 @@ def main() -> None:
     for group in given.group:
         for name, make in subjects(group):
             if not given.only or name in given.only:
-                with search_in_python():
-                    rows[name] = tried(make, given.slow, IN_SPACE if group == "potentials" else ())
+                rows[name] = tried(make, given.slow, IN_SPACE if group == "potentials" else ())
                 print(f"{name}: {verdict(rows[name])}", flush=True)
                 if given.json:
                     given.json.write_text(json.dumps(rows, indent=1) + "\n")

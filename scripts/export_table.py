@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from conformance_table import NAMES_OF, OWN, graphs, letters
-from pyg_table import search_in_python
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
@@ -183,8 +182,7 @@ def main() -> None:
         name = OWN_PREFIX + line if group == "popgeo" else line
         for format in given.formats:
             if format not in rows.get(name, {}):
-                with search_in_python():
-                    rows.setdefault(name, {})[format] = tried(line, group, format)
+                rows.setdefault(name, {})[format] = tried(line, group, format)
                 print(f"{name} as {format}: {rows[name][format]}", flush=True)
                 if given.json:
                     given.json.write_text(json.dumps(rows, indent=1) + "\n")
