@@ -35,7 +35,7 @@ class BatchSource(ABC):
     Attributes:
         collater: Makes a batch from a list of graphs; None if batches are not made from lists.
         layout: Layout of a batch; None if `cut` ignores the memory that it is given.
-        asks_batch_by_batch: Whether a call for several batches saves no request to a feature store.
+        asks_batch_by_batch: Whether to ask for each batch alone. Only a feature store answers several batches at once.
     """
 
     collater: Any = None

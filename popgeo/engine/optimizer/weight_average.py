@@ -11,8 +11,12 @@ def require_average(average: AveragedModel, model: nn.Module) -> None:
     """Check that an average has the same parameters and buffers as a model.
 
     Raises:
-        ValueError: their shapes, types or devices differ.
+        ValueError: it is not an `AveragedModel`, or shapes, types or devices differ.
     """
+    if not isinstance(average, AveragedModel):
+        raise ValueError(
+            f"average is of type {type(average).__name__}. Pass torch.optim.swa_utils.AveragedModel(model, ...)."
+        )
     for kind in ("parameters", "buffers"):
         own, other = (_kinds(getattr(one, kind)()) for one in (average.module, model))
         if own != other:

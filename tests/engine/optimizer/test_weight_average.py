@@ -63,3 +63,10 @@ def test_an_average_of_another_model_is_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with pytest.raises(ValueError, match=r"average has 1 parameters and the model 2, .*AveragedModel\(model"):
         compile_step(model, optimizer, average=AveragedModel(other))
+
+
+def test_a_model_is_no_average():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"average is of type Linear\. Pass torch\.optim\.swa_utils\.AveragedModel"):
+        compile_step(model, optimizer, average=nn.Linear(2, 1))
