@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
+from torch._C import _len_torch_function_stack
 
 
 @contextmanager
@@ -19,6 +20,9 @@ def plain_surroundings() -> Iterator[None]:
         >>> made.is_inference(), made.device
         (False, device(type='cpu'))
     """
+    if not torch.is_inference_mode_enabled() and not _len_torch_function_stack():  # a default device is a mode there
+        yield  # entering contexts would take 0.1 ms in a thread that has slept
+        return
     on_processor = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     differentiates = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(differentiates), on_processor:

@@ -20,7 +20,7 @@ from popgeo.loader.epoch_loader import EpochLoader, loader_class
 from popgeo.loader.pack_graphs import GraphPacker
 from popgeo.loader.source import BatchSource, FetchingSource, FlatSource, opened_for
 from popgeo.loader.strategy import FixedSizeStrategy, Packing, member, strategy_of
-from popgeo.loader.tensor_versions import TensorVersions
+from popgeo.loader.tensor_versions import TensorVersions, consists_of_lists
 from popgeo.packing import totals_of_packs
 
 
@@ -120,6 +120,7 @@ class FixedSizeDataLoader(EpochLoader):
         packer = GraphPacker(
             opened=opened,
             seen=seen,
+            by_batch=epoch.device is not None and consists_of_lists(dataset),  # a GPU would wait for a long check
             options=sizes,
             strategy=self.strategy,
             over_size_strategy=over_size,

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -54,8 +55,18 @@ class DeviceFeed:
             raise ValueError(f"batches_ahead is {batches_ahead!r}; it must be an integer of at least 1.")
         self._ahead, self._dtypes = batches_ahead, _by_name(feature_dtype)
         self._must_exist = isinstance(feature_dtype, Mapping)
-        self._cuda: Any = cuda or (torch.cuda if self.device.type == "cuda" else torch.cpu)
+        if cuda is not None:
+            self._cuda = cuda
         self._idle: list[FeedPass] = []
+
+    @cached_property
+    def _cuda(self) -> Any:
+        return torch.cuda if self.device.type == "cuda" else torch.cpu
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_idle": []}  # blocks of memory and streams stay in their process
+        state.pop("_cuda", None)  # a module
+        return state
 
     def feed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches in the same order, on the device, ready for later work on the current stream."""

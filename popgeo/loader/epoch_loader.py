@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 from torch.utils.data import DataLoader
+from torch_geometric.data import Batch
 
 from popgeo.data.bridges import as_arrays
 from popgeo.did_you_mean import names_arguments
@@ -100,7 +101,7 @@ class EpochLoader(DataLoader):
         # torch sets both to placeholders next to a batch sampler: scripts print the size, trainers look at the sampler.
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "sampler", ids.sampler)
-        self._maker = BatchMaker(source, choices, of_torch)
+        self._maker = BatchMaker(source, choices, of_torch, packer.check_items)
 
     @abstractmethod
     def _in_one_line(self) -> str:
@@ -196,7 +197,7 @@ class EpochLoader(DataLoader):
         made = self._maker.make(plan.packs, plan.shard.group, run.position, plan.key, lend)
         items = (batch for batches in made for batch in batches)
         if feed is not None:
-            items = feed.feed(items)  # type: ignore[assignment]  # both are iterators
+            items = feed.feed(self._and_next_plan(items, run))  # type: ignore[assignment]  # both are iterators
         waiting = self.waiting = Waiting()  # another pass may begin one of its own
         is_whole = False
         try:
@@ -206,6 +207,12 @@ class EpochLoader(DataLoader):
             is_whole = True
         finally:
             self._epochs.end(run, is_whole)
+
+    def _and_next_plan(self, items: Iterator[Batch], run: Run) -> Iterator[Batch]:
+        """Yield the items. After them, plan the next epoch on the same thread, while the last items are in use."""
+        yield from items
+        if self._epochs.packer.is_pure and not self._epochs.choices.has_own_order:
+            self._epochs.plan(run.epoch + 1)
 
     _is_prepared = False
     use_stateful_dataloader = True  # accelerate's name for loaders whose state it saves and loads

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch
@@ -20,6 +21,7 @@ from popgeo.loader.prefetch import in_background
 from popgeo.loader.source import BatchSource
 from popgeo.packing import Packs
 
+Check: TypeAlias = Callable[[np.ndarray], None]
 Lend: TypeAlias = Callable[[Layout, int], BatchMemory | None]
 _STARTING_WORKERS = threading.Lock()  # two forks at a time would each copy half of the other's state
 
@@ -30,12 +32,14 @@ class BatchMaker:
     Args:
         source: Makes batches from packs of graphs.
         choices: Whether memory is reused, and whether a thread makes the coming batches.
+        check: Raises an error if graphs, given by their numbers, must not be used. Called before their batch is made.
         of_torch: Arguments of torch's `DataLoader`, such as `pin_memory` and `num_workers`. Without workers, this
             process makes the batches.
     """
 
-    def __init__(self, source: BatchSource, choices: EpochChoices, of_torch: dict[str, Any]) -> None:
-        self.source, self.of_torch = source, {**of_torch, "in_order": True}  # a run that continues counts items
+    def __init__(self, source: BatchSource, choices: EpochChoices, of_torch: dict[str, Any], check: Check) -> None:
+        self.source, self.check = source, check
+        self.of_torch = {**of_torch, "in_order": True}  # a run that continues counts items
         self.num_buffers, self.background = choices.num_buffers, choices.background
         self.pin_memory = of_torch.get("pin_memory", False) and torch.cuda.is_available()
         self._idle: list[Any] = []  # empty, or the workers or the memory of the pass that ended last
@@ -68,8 +72,12 @@ class BatchMaker:
 
     def _items(self, packs: Packs, group: int, key: tuple[int, int], lend: Callable[[], Any]) -> Iterator[list[Batch]]:
         for start in range(0, len(packs), group):
-            self.source.expect(packs, start)
+            self._expect(packs, start, start + group)
             yield self.source.cut(packs[start : start + group], key, group, lend())
+
+    def _expect(self, packs: Packs, start: int, stop: int) -> None:
+        self.source.expect(packs, start)
+        self.check(packs[start:stop].indices)
 
     def _from_workers(self, packs: Packs, group: int, key: tuple[int, int]) -> Iterator[list[Batch]]:
         starts = range(0, len(packs), group)
@@ -86,7 +94,7 @@ class BatchMaker:
             items = iter(pool)
         try:
             for start, batch in zip(starts, items, strict=True):
-                self.source.expect(packs, start)  # pages are shared with the workers
+                self._expect(packs, start, start + group)  # pages are shared with the workers
                 if (layout := self.source.layout) is not None:  # notes at a tensor stay in their process
                     stores = {store._key: store for store in batch.stores}
                     note_largest((stores[slot.store][slot.name] for slot in layout.slots), layout)
@@ -123,7 +131,7 @@ class BatchMaker:
             memory = ring[turn % len(ring)]
             if memory is None and self.pin_memory:
                 memory = self._allocate(stop - start, group)
-            self.source.expect(packs, start)
+            self._expect(packs, start, stop)
             yield self.source.cut(packs[start:stop], key, group, memory)
             start, stop, turn = stop, stop + at_once, turn + 1
         self._keep_idle(ring, group)

@@ -54,14 +54,21 @@ class GraphPacker(StrategyPacker):
     Args:
         opened: The dataset. Its sizes are read only if batches depend on them.
         seen: Versions of its tensors when they were read; None if graphs are fetched again in each epoch.
+        by_batch: Whether graphs are checked for changes when their batch is made, and not all before an epoch.
         options: Sizes of a batch.
         chunk_order: How a store on disk is shuffled; None if any order is as fast, or if a sampler decides the order.
     """
 
     opened: OpenDataset
     seen: TensorVersions | None
+    by_batch: bool = False
     options: FixedSizeOptions
     chunk_order: ChunkOrder | None = None
+
+    @property
+    def is_pure(self) -> bool:  # type: ignore[override]  # a user's function may read anything
+        """Whether the batches of an epoch depend only on its seed and number."""
+        return isinstance(self.strategy, FixedSizeStrategy)
 
     @property
     def num_items(self) -> int:  # type: ignore[override]  # read when needed
@@ -113,7 +120,16 @@ class GraphPacker(StrategyPacker):
         now = why_not_flat(dataset) if len(dataset) == count else f"it had {count} graphs and has {len(dataset)}"
         if self.opened.holds_all and now is not None:
             raise ValueError(f"The dataset has changed since the loader read it: {now}. Make a new loader.")
-        if self.seen is not None and (change := self.seen.first_change(dataset)) is not None:
+        if not self.by_batch:
+            self._check_values(None)
+
+    def check_items(self, indices: np.ndarray) -> None:
+        """Raise if graphs of the next batch were edited since the loader read them."""
+        if self.by_batch:
+            self._check_values(indices)
+
+    def _check_values(self, graphs: np.ndarray | None) -> None:
+        if self.seen is not None and (change := self.seen.first_change(self.opened.dataset, graphs)) is not None:
             raise ValueError(
                 f"The dataset has changed since the loader read it: {change} was replaced or edited. A batch would "
                 "hold what it was before. Make the loader after the change."

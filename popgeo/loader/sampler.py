@@ -29,9 +29,11 @@ class Packer(ABC):
 
     Attributes:
         num_items: Number of graphs, seeds, events or other items that indices count.
+        is_pure: Whether the batches of an epoch depend only on its seed and number, so that they can be known early.
     """
 
     num_items: int
+    is_pure: bool = False
 
     def order(self, shuffle: bool, generator: torch.Generator) -> np.ndarray | None:
         """Return every index once, in the order of an epoch, int64 [num_items]; None means ascending order."""
@@ -55,6 +57,10 @@ class Packer(ABC):
 
     def check_unchanged(self) -> None:
         """Raise if the dataset has changed since it was read. Called before each epoch."""
+        return
+
+    def check_items(self, indices: np.ndarray) -> None:
+        """Raise if some items have changed since they were read. Called before their batch is made."""
         return
 
 
@@ -105,7 +111,7 @@ class EpochSampler:
         self._run = Run(0)
         self._drawn: Run | None = None  # a pass that was drawn to its end, perhaps before its items were used
         self._given: Run | None = None  # the pass that a state describes, if several run at a time
-        self._plan: EpochPlan | None = None
+        self._plans: list[EpochPlan] = []  # at most two: of an epoch, and of the next
         self._behind, self._is_loaded = 0, False
 
     @property
@@ -172,15 +178,16 @@ class EpochSampler:
         run = run or self._run
         key, part = (self.drawn_seed.now(), run.epoch if epoch is None else epoch), self.shard
         used = run.used_before(part) if key[1] == run.epoch else ()
-        plan = self._plan
-        if plan is None or (plan.key, plan.shard, plan.used) != (key, part, used):
+        known = [plan for plan in self._plans if (plan.key, plan.shard, plan.used) == (key, part, used)]
+        if not known:
             left = whole = self.whole(*key)
             for number, ranks in enumerate(used):
                 left = self._in_steps(left, ranks.world_size * ranks.group, key, number)[ranks.num_packs :]
             left = self._in_steps(left, part.world_size * part.group, key, len(used))
             mine = left if part.world_size == 1 else left[part.rank :: part.world_size]
-            plan = self._plan = EpochPlan(key=key, shard=part, used=used, whole=whole, left=left, packs=mine)
-        return plan
+            known = [EpochPlan(key=key, shard=part, used=used, whole=whole, left=left, packs=mine)]
+            self._plans = [*self._plans[-1:], *known]
+        return known[0]
 
     def _in_steps(self, packs: Packs, together: int, key: tuple[int, int], number: int) -> Packs:
         """Split, drop or reorder batches so that they fill whole steps; if costs are given, balance each step."""

@@ -1,9 +1,9 @@
 """A check that graphs in memory have not changed since a loader copied them."""
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from operator import attrgetter, eq, is_
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -34,40 +34,82 @@ class TensorVersions:
 
     def _look(self, dataset: Any) -> None:
         owned, self._orders = _contents(dataset)
-        stores = [store for _, store in owned]
         shared: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._names = [shared.setdefault(names, names) for names in map(tuple, stores)]
-        self._values = [*chain.from_iterable(map(dict.values, stores))]
-        self._tensors = [one for one in self._values if isinstance(one, Tensor) and not one.is_inference()]
-        self._versions = [*map(_version, self._tensors)]
+        names = [shared.setdefault(tuple(store), tuple(store)) for _, store in owned]
+        tensors = [[one for one in store.values() if _has_version(one)] for _, store in owned]
+        values = [*chain.from_iterable(store.values() for _, store in owned)]
+        flat = [*chain.from_iterable(tensors)]
+        self._noted = _Noted(names, values, flat, [*map(_version, flat)])
+        self._owners = np.array([owner for owner, _ in owned])
+        # Number of each store's first value, and of its first tensor.
+        self._starts = [[0, *accumulate(map(len, some))] for some in (names, tensors)]
 
-    def first_change(self, dataset: Any) -> str | None:
-        """Return a description of the first changed value, or None if nothing has changed."""
+    def first_change(self, dataset: Any, graphs: np.ndarray | None = None) -> str | None:
+        """Return a description of the first changed value, or None if nothing has changed.
+
+        Args:
+            dataset: The dataset.
+            graphs: Numbers of the graphs to look at. Only for a dataset that `consists_of_lists`. Default: all.
+        """
         if not vars(self):
             self._look(dataset)
+        if graphs is not None:
+            return self._part(graphs).difference([(i, one) for i in graphs.tolist() for one in _of_graph(dataset[i])])
         owned, orders = _contents(dataset)
-        stores = [store for _, store in owned]
-        # Each line is a loop in C, without lists of new objects, so that epochs of many small graphs do not wait.
-        is_same = len(stores) == len(self._names) and all(map(eq, self._names, map(tuple, stores)))
-        is_same = is_same and all(map(is_, chain.from_iterable(map(dict.values, stores)), self._values))
-        is_same = is_same and self._versions == [*map(_version, self._tensors)]
         if len(orders) != len(self._orders) or not all(map(np.array_equal, orders, self._orders)):
             return "the order of its graphs"
-        return None if is_same else self._difference(owned)
+        return self._noted.difference(owned)
 
-    def _difference(self, owned: Owned) -> str | None:
-        edited = {id(t) for t, seen in zip(self._tensors, self._versions, strict=True) if _version(t) != seen}
-        values = iter(self._values)
-        for (owner, store), names in zip(owned, self._names, strict=False):
+    def _part(self, graphs: np.ndarray) -> "_Noted":
+        """Return what was noted of some graphs."""
+        starts, stops = (np.searchsorted(self._owners, graphs, side).tolist() for side in ("left", "right"))
+        stores = [store for start, stop in zip(starts, stops, strict=True) for store in range(start, stop)]
+        values, tensors = ([slice(at[store], at[store + 1]) for store in stores] for at in self._starts)
+        return _Noted(
+            [self._noted.names[store] for store in stores],
+            [one for part in values for one in self._noted.values[part]],
+            [one for part in tensors for one in self._noted.tensors[part]],
+            [one for part in tensors for one in self._noted.versions[part]],
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # a copy has other tensors; it reads them at the first call
+
+
+class _Noted(NamedTuple):
+    """What was noted of some graphs: names in each store, and all values, tensors among them, and their versions."""
+
+    names: list[tuple[str, ...]]
+    values: list[Any]
+    tensors: list[Tensor]
+    versions: list[int]
+
+    def difference(self, owned: Owned) -> str | None:
+        """Return a description of the first changed value, or None if nothing has changed."""
+        stores = [store for _, store in owned]
+        # Each line is a loop in C, without lists of new objects, so that epochs of many small graphs do not wait.
+        is_same = len(stores) == len(self.names) and all(map(eq, self.names, map(tuple, stores)))
+        is_same = is_same and all(map(is_, chain.from_iterable(map(dict.values, stores)), self.values))
+        if is_same and self.versions == [*map(_version, self.tensors)]:
+            return None
+        edited = {id(t) for t, seen in zip(self.tensors, self.versions, strict=True) if _version(t) != seen}
+        values = iter(self.values)
+        for (owner, store), names in zip(owned, self.names, strict=False):
             before = dict(zip(names, values, strict=False))
             for name in {**before, **store}:
                 is_there = name in before and name in store
                 if not is_there or id(store[name]) in edited or not _is_equal(before[name], store[name]):
                     return f"{name!r} of {_named(owner)}"
-        return None if len(owned) == len(self._names) else "a node or edge type"
+        return None if len(owned) == len(self.names) else "a node or edge type"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # a copy has other tensors; it reads them at the first call
+
+def consists_of_lists(dataset: Any) -> bool:
+    """Check whether a dataset is a list of graphs, or a subset or a concatenation of lists."""
+    if type(dataset) is Subset:
+        return consists_of_lists(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(consists_of_lists, dataset.datasets))
+    return type(dataset) in (list, tuple)
 
 
 def _contents(dataset: Any) -> tuple[Owned, list[np.ndarray]]:
@@ -117,6 +159,10 @@ def _of_graph(graph: Any) -> list[dict[str, Any]]:
         return [graph]
     of_one_type = graph.__dict__.get("_store")
     return [store._mapping for store in graph.stores] if of_one_type is None else [of_one_type._mapping]
+
+
+def _has_version(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_inference()
 
 
 def _is_equal(before: Any, now: Any) -> bool:

@@ -74,19 +74,20 @@ def test_what_is_only_read_or_copied_is_no_change():
     list(loader)
 
 
+@pytest.mark.parametrize("choices", [{}, {"device": "cpu"}])
 @pytest.mark.parametrize("wrap", [list, lambda g: Subset(g, range(10)), StashedValue])
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["deep", "pickled"]
 )
-def test_a_copied_loader_is_one_of_unchanged_data_until_they_change(copied, wrap):
-    loader = FixedSizeDataLoader(wrap(graphs()), 4, shuffle=True, seed=0)
+def test_a_copied_loader_is_one_of_unchanged_data_until_they_change(copied, wrap, choices):
+    loader = FixedSizeDataLoader(wrap(graphs()), 4, shuffle=True, seed=0, **choices)
     other = copied(loader)
     assert [batch.y.tolist() for batch in other] == [batch.y.tolist() for batch in loader]
     dataset = other.dataset
     changed = dataset._data if isinstance(dataset, StashedValue) else dataset[0]
     changed.y.mul_(3)
     with pytest.raises(ValueError, match="The dataset has changed since the loader read it: 'y' of"):
-        next(iter(other))
+        list(other)
     assert len(list(loader)) == len(loader)
 
 
@@ -129,6 +130,55 @@ def test_an_edit_of_one_graph_among_many_is_named_in_each_kind_of_list(edit, wor
             else:
                 with pytest.raises(ValueError, match=f"'{place}' of graph {place_in_it} was"):
                     next(iter(loader))
+
+
+FED = [{}, {"num_workers": 1}, {"num_buffers": 2}, {"options": 2}]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("choices", FED)
+def test_a_loader_that_feeds_a_device_refuses_the_batch_of_an_edited_graph(edit, choices):
+    place = next((name for name, kind in PLACES.items() if kind == edit), "y")
+    items = graphs(60)
+    loader = FixedSizeDataLoader(items, 8, device="cpu", shuffle=True, seed=3, **choices)
+    batches, plan = list(loader), loader.plan()
+    number, group = int(plan[5][0]), choices.get("options", 1)
+    EDITS[edit](items, number)
+    found = []
+    with pytest.raises(ValueError, match=f"'{place}' of graph {number} was replaced or edited.*Make the loader"):
+        found.extend(loader)
+    assert len(found) == 5 // group < len(batches)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        list,
+        tuple,
+        lambda some: Subset(some, [*range(60)][::-1]),
+        lambda some: ConcatDataset([some[:9], Subset(some, range(9, 60))]),
+    ],
+)
+def test_a_loader_that_feeds_a_device_checks_the_graphs_of_each_kind_of_list(wrap):
+    items = graphs(60)
+    dataset = wrap(items)
+    loader = FixedSizeDataLoader(dataset, 8, device="cpu")
+    whole = [batch.y.tolist() for batch in loader]
+    assert [batch.y.tolist() for batch in copy.deepcopy(loader)] == whole
+    dataset[50].y.mul_(2)
+    found = []
+    with pytest.raises(ValueError, match="'y' of graph 50 was"):
+        found.extend(batch.y.tolist() for batch in loader)
+    assert found == whole[:7]
+
+
+def test_an_edit_within_an_epoch_is_noticed_by_a_loader_that_feeds_a_device():
+    items = graphs(60)
+    batches = iter(FixedSizeDataLoader(items, 8, device="cpu"))
+    next(batches)
+    items[59].y = torch.zeros(1)
+    with pytest.raises(ValueError, match="'y' of graph 59 was"):
+        list(batches)
 
 
 def set_slices(data):
@@ -190,6 +240,8 @@ def test_an_edit_of_one_type_of_a_graph_is_named():
 
     items = [one() for _ in range(200)]
     loader = FixedSizeDataLoader(items, 4)
+    fed = FixedSizeDataLoader(items, 4, device="cpu")
     items[150]["b"].x += 1
-    with pytest.raises(ValueError, match="'x' of graph 150 was"):
-        next(iter(loader))
+    for made in (loader, fed):
+        with pytest.raises(ValueError, match="'x' of graph 150 was"):
+            list(made)

@@ -150,6 +150,29 @@ def test_the_plan_of_an_epoch_counts_as_waiting():
     assert slow.waiting.seconds >= 0.05
 
 
+@pytest.mark.parametrize("strategy", ["PadToMax", "Window", "Optimal", "function"])
+def test_epochs_in_any_order_are_those_of_a_loader_without_a_device(strategy: str):
+    def of(choice, **choices) -> FixedSizeDataLoader:
+        return loader(fixed_size_strategy=choice, **choices)
+
+    width = [1]
+
+    def together(sizes, budget, *, generator) -> Packs:
+        return Packs.from_lists([[*range(i, min(i + width[0], len(sizes)))] for i in range(0, len(sizes), width[0])])
+
+    choice = together if strategy == "function" else strategy
+    plain, fed = of(choice), of(choice, device="cpu")
+    for epoch in (None, None, 1, 5, None, 6):
+        for one in (plain, fed):
+            if epoch is not None:
+                one.set_epoch(epoch)
+        assert len(plain) == len(fed)
+        ours, theirs = ([batch.y.tolist() for batch in one] for one in (fed, plain))
+        assert ours == theirs
+        assert plain.state_dict() == fed.state_dict()
+        width[0] = 3 - width[0]  # a function may read what changes between epochs
+
+
 def test_one_copy_a_batch_on_a_stream_of_its_own_and_the_step_waits_for_it():
     cuda = FakeCuda()
     feed = DeviceFeed("cpu", cuda=cuda)
