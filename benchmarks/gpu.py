@@ -230,7 +230,7 @@ def bench(case: Case, batch_size: int, device: str, num_steps: int, end: float) 
         try:
             seconds, waited = measure(make(), loader, inputs, num_steps)
         except Exception as error:  # torch.compile has no double backward pass
-            print(f"  {name:33} fails: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:90]}")
+            print(f"  {name:33} {failure(error)}", flush=True)
             continue
         most = torch.cuda.max_memory_allocated() - held if device == "cuda" else 0
         rate = graphs_of[loader] / seconds
@@ -248,6 +248,11 @@ def bench(case: Case, batch_size: int, device: str, num_steps: int, end: float) 
     ends = [weights_after(copy.deepcopy(first), packed, of_packed) for _ in range(2)]
     same = all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
     print(f"  two trainings of popgeo's end in {'the same bits' if same else 'DIFFERENT bits'}", flush=True)
+
+
+def failure(error: Exception) -> str:
+    """Return the class and the first line of an error."""
+    return f"fails: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:150]}"
 
 
 def start_of_memory(device: str) -> int:
@@ -313,7 +318,10 @@ def main() -> None:
     end = time.perf_counter() + 60 * options.minutes
     for case in make_cases(num_graphs, channels):
         for batch_size in [8] if options.quick else options.batch_sizes:
-            bench(case, batch_size, options.device, 2 if options.quick else options.steps, end)
+            try:
+                bench(case, batch_size, options.device, 2 if options.quick else options.steps, end)
+            except Exception as error:  # the other models are measured in spite of it
+                print(f"  {failure(error)}", flush=True)
 
 
 if __name__ == "__main__":

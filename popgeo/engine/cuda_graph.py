@@ -1,5 +1,6 @@
 """Captures a whole step (forward pass, backward pass and update) as one CUDA graph, and replays it."""
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -176,7 +177,8 @@ class CudaGraphRunner:
         graph = self._cuda.CUDAGraph()
         try:
             # Calls of other threads, which may prepare batches meanwhile, are not part of the capture.
-            with self._cuda.graph(graph, capture_error_mode="thread_local"), grids_are_followed():
+            stream = _capture_stream(self._cuda, self._device)  # torch's own belongs to the device of its first graph
+            with self._cuda.graph(graph, stream=stream, capture_error_mode="thread_local"), grids_are_followed():
                 self._made = self._update()
         except Exception as error:
             for parameter in self._trained:
@@ -229,6 +231,12 @@ class CudaGraphRunner:
     def _versions_now(self) -> list[int]:
         tensors = (*self._model.parameters(), *self._model.buffers())
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+@functools.cache
+def _capture_stream(cuda: Any, device: torch.device) -> Any:
+    """Return the stream of all captures on a device, so that they share the working memory of libraries."""
+    return cuda.Stream(device)
 
 
 def _explain(error: BaseException) -> str:
@@ -307,3 +315,5 @@ class _Stage:
         self.there = ByteBlock(kinds, starts=starts, device=device)
         # A thread that waits for these leaves its core to the thread that makes batches.
         self.has_arrived, self.is_free = cuda.Event(blocking=True), cuda.Event(blocking=True)
+        # The block's memory may have belonged to a tensor that work in the queue still reads.
+        self.is_free.record(cuda.current_stream(device))

@@ -138,7 +138,7 @@ def test_the_graph_of_somebody_else_runs_networks_at_each_edge_because_nobody_ch
     model, data, graph = Step().model, molecules(), triton.CUDAGraph()
     model(**data, num_graphs=NUM_GRAPHS)
     assert model.filter_points
-    with torch.no_grad(), triton.graph(graph, capture_error_mode="thread_local"):
+    with torch.no_grad(), triton.graph(graph, triton.Stream("cuda:0"), "thread_local"):
         model(**data, num_graphs=NUM_GRAPHS)
     assert interactions(graph) == 0
 
