@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from popgeo import largest_graph
 from popgeo.byte_block import ByteBlock, starts_in_one_block
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
@@ -42,6 +43,7 @@ class CudaGraphRunner:
         step: The captured operations, which name results and changed tensors; they do not run.
         arguments: The arguments of one update, with all its micro-batches.
         replicas: The replica of this process. The update adds up the gradients of all processes.
+        largest: Nodes of the largest graph in all batches, for the capture. Default: unknown.
         cuda: The module `torch.cuda`, or a fake in a test.
 
     Raises:
@@ -56,13 +58,14 @@ class CudaGraphRunner:
         step: CapturedStep,
         arguments: Arguments,
         replicas: Replicas,
+        largest: int | None = None,
         cuda: Any = torch.cuda,
     ) -> None:
         optimizer, device = recipe.optimizer, device_of(recipe.module, recipe.backend)
         if optimizer is not None and step.loss is None:
             raise ValueError("The model does not return its loss. Return it, alone or among the results.")
         self.step, self._model, self._modes, self._arguments = step, recipe.module, recipe.modes, arguments
-        self._replicas = replicas
+        self._replicas, self._largest = replicas, largest
         replicas.require_one_per_gpu(device)
         self._options, self._autocast, self._device, self._cuda = recipe.options, recipe.autocast, device, cuda
         self._mode = recipe.options.chosen_output_mode(trains=optimizer is not None)
@@ -219,6 +222,7 @@ class CudaGraphRunner:
         # A replay must not read casts that autocast has cached in another forward pass.
         with (
             in_modes(self._model, self._modes),
+            largest_graph.capturing_for(self._largest),
             torch.autocast(self._device.type, dtype=self._autocast, enabled=on, cache_enabled=False),
         ):
             tree = self._arguments.pass_to(self._model, tensors)
