@@ -22,9 +22,9 @@ def near(tensors: Sequence[Tensor], before: Sequence[Tensor], limits: Sequence[f
     The distance is the 2-norm of the difference; NaN counts as near. With a limit of 0, tensors of any type must be
     equal. The function reads the present memory of the tensors, and keeps it alive.
 
-    With `False` a call on a GPU returns the answer to the call before the last one, or True if there is none, and asks
-    for a later call. So it waits for no work after that call, and processes with the same tensors get the same answer
-    in the same call.
+    With `False` a call on a GPU returns the answer to the call before the last one, True without such a call, and asks
+    for a later one. So it waits for no work after that call, and processes with the same tensors get the same answer in
+    the same call.
 
     Example:
         >>> weight = torch.ones(4)

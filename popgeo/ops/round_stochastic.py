@@ -51,15 +51,9 @@ def _keys(counter: Tensor) -> tuple[Tensor, Tensor]:
     They are number 0 of the counter's stream in `popgeo.random_numbers.hash64`. int64 wraps as 64-bit words do.
     """
     z = counter.reshape(()) + (0x9E3779B97F4A7C15 - _WRAP)
-    z = (z ^ _shifted(z, 30)) * (0xBF58476D1CE4E5B9 - _WRAP)
-    z = (z ^ _shifted(z, 27)) * (0x94D049BB133111EB - _WRAP)
-    z = z ^ _shifted(z, 31)
-    return z & _LOW, _shifted(z, 32)
-
-
-def _shifted(z: Tensor, bits: int) -> Tensor:
-    """Shift 64-bit words in int64 to the right, and fill with zeros."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    for bits, factor in ((30, 0xBF58476D1CE4E5B9 - _WRAP), (27, 0x94D049BB133111EB - _WRAP), (31, 1)):
+        z = (z ^ ((z >> bits) & (_WRAP >> bits) - 1)) * factor  # a shift that fills with zeros
+    return z & _LOW, (z >> 32) & _LOW
 
 
 def _check(x: Tensor, counter: Tensor, dtype: torch.dtype) -> None:
