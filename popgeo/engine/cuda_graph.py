@@ -109,8 +109,12 @@ class CudaGraphRunner:
         return results.join()
 
     def has_other_weights(self) -> bool:
-        """Check whether code outside of the step has changed weights or buffers in place since the last call."""
-        return self._versions != self._versions_now()
+        """Check whether code outside of the step has changed weights or buffers in place since the last call.
+
+        With several processes the result is always False, since only one of them may have changed weights and changed
+        them back. All must see far weights in the same call.
+        """
+        return self._options.replication_factor == 1 and self._versions != self._versions_now()
 
     def reset(self) -> None:
         """Drop the captured graph; the next update runs eagerly, and the update after that is captured."""

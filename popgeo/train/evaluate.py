@@ -64,8 +64,8 @@ def predictions(step: CompiledStep, loader: FixedSizeDataLoader, labels: tuple[s
             kept[name].append(torch.stack([part.double().flatten() for part in parts]))
     pairs = {}
     for name, of_batches in kept.items():
-        *parts, known = torch.cat(of_batches, 1).cpu()
-        pairs[name] = LabelPair(*(part[known.bool()] for part in parts))
+        *rows, known = torch.cat(of_batches, 1).cpu()
+        pairs[name] = LabelPair(*(row[known.bool()] for row in rows))
     return pairs, sum(costs[1:], costs[0]).cpu()
 
 
