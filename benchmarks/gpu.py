@@ -5,9 +5,10 @@ batch. Each line has the time of a training step, graphs per second, the share o
 loader, the most memory of a step, and the ratios to eager PyG on ordinary batches. The lines of the CUDA graph also
 show the goal: 3 at 32 graphs, 1.5 at 512. Then come the batches per second of the loader alone and of the step alone.
 Two trainings from the same seed must give bitwise equal weights. After `--minutes` (6), the peers that torch.compile
-compiles are left out, so that the rest ends within two minutes more. Without a CUDA device, the script prints a message
-and ends. `--device cpu` tries the same code on the processor; its times say nothing about a GPU. `--limits` prints the
-bytes and the arithmetic of SchNet's step, and the least time for them on an H100; it needs no GPU.
+compiles are left out, so that the rest ends within two minutes more; `--minutes 0` leaves out all of them. Without a
+CUDA device, the script prints a message and ends. `--device cpu` tries the same code on the processor; its times say
+nothing about a GPU. `--limits` prints the bytes and the arithmetic of SchNet's step, and the least time for them on an
+H100; it needs no GPU.
 """
 
 import argparse
