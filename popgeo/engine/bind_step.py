@@ -83,7 +83,8 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
             check_masks_of_loss(step, one, factor)
             update_inputs = arguments.with_tensors(micro_batch(arguments.tensors, 0, options.device_iterations))
             replicas.share_weights(shared)
-            runner: StepRunner | CudaGraphRunner = CudaGraphRunner(recipe, step, update_inputs, replicas, torch.cuda)
+            runner: StepRunner | CudaGraphRunner
+            runner = CudaGraphRunner(recipe, step, update_inputs, replicas, largest, torch.cuda)
         else:
             weights_stay = optimizer is None and recipe.backend is Backend.CPU
             with tables_stay() if weights_stay else nullcontext():

@@ -1,5 +1,6 @@
 """Captures a whole step (forward pass, backward pass and update) as one CUDA graph, and replays it."""
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from popgeo import largest_graph
 from popgeo.byte_block import ByteBlock, starts_in_one_block
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
@@ -41,6 +43,7 @@ class CudaGraphRunner:
         step: The captured operations, which name results and changed tensors; they do not run.
         arguments: The arguments of one update, with all its micro-batches.
         replicas: The replica of this process. The update adds up the gradients of all processes.
+        largest: Nodes of the largest graph in all batches, for the capture. Default: unknown.
         cuda: The module `torch.cuda`, or a fake in a test.
 
     Raises:
@@ -55,13 +58,14 @@ class CudaGraphRunner:
         step: CapturedStep,
         arguments: Arguments,
         replicas: Replicas,
+        largest: int | None = None,
         cuda: Any = torch.cuda,
     ) -> None:
         optimizer, device = recipe.optimizer, device_of(recipe.module, recipe.backend)
         if optimizer is not None and step.loss is None:
             raise ValueError("The model does not return its loss. Return it, alone or among the results.")
         self.step, self._model, self._modes, self._arguments = step, recipe.module, recipe.modes, arguments
-        self._replicas = replicas
+        self._replicas, self._largest = replicas, largest
         replicas.require_one_per_gpu(device)
         self._options, self._autocast, self._device, self._cuda = recipe.options, recipe.autocast, device, cuda
         self._mode = recipe.options.chosen_output_mode(trains=optimizer is not None)
@@ -107,9 +111,10 @@ class CudaGraphRunner:
     def has_other_weights(self) -> bool:
         """Check whether code outside of the step has changed weights or buffers in place since the last call.
 
-        With several processes the result is always True: all of them must see far weights in the same call.
+        With several processes the result is always False, since only one of them may have changed weights and changed
+        them back. All must see far weights in the same call.
         """
-        return self._options.replication_factor > 1 or self._versions != self._versions_now()
+        return self._options.replication_factor == 1 and self._versions != self._versions_now()
 
     def reset(self) -> None:
         """Drop the captured graph; the next update runs eagerly, and the update after that is captured."""
@@ -179,7 +184,8 @@ class CudaGraphRunner:
         graph = self._cuda.CUDAGraph()
         try:
             # Calls of other threads, which may prepare batches meanwhile, are not part of the capture.
-            with self._cuda.graph(graph, capture_error_mode="thread_local"), grids_are_followed():
+            stream = _capture_stream(self._cuda, self._device)  # torch's own belongs to the device of its first graph
+            with self._cuda.graph(graph, stream=stream, capture_error_mode="thread_local"), grids_are_followed():
                 self._made = self._update()
         except Exception as error:
             for parameter in self._trained:
@@ -220,6 +226,7 @@ class CudaGraphRunner:
         # A replay must not read casts that autocast has cached in another forward pass.
         with (
             in_modes(self._model, self._modes),
+            largest_graph.capturing_for(self._largest),
             torch.autocast(self._device.type, dtype=self._autocast, enabled=on, cache_enabled=False),
         ):
             tree = self._arguments.pass_to(self._model, tensors)
@@ -232,6 +239,12 @@ class CudaGraphRunner:
     def _versions_now(self) -> list[int]:
         tensors = (*self._model.parameters(), *self._model.buffers())
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+@functools.cache
+def _capture_stream(cuda: Any, device: torch.device) -> Any:
+    """Return the stream of all captures on a device, so that they share the working memory of libraries."""
+    return cuda.Stream(device)
 
 
 def _explain(error: BaseException) -> str:
@@ -310,3 +323,5 @@ class _Stage:
         self.there = ByteBlock(kinds, starts=starts, device=device)
         # A thread that waits for these leaves its core to the thread that makes batches.
         self.has_arrived, self.is_free = cuda.Event(blocking=True), cuda.Event(blocking=True)
+        # The block's memory may have belonged to a tensor that work in the queue still reads.
+        self.is_free.record(cuda.current_stream(device))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from popgeo.engine.optimizer.pairwise_sum import PairwiseSum
-from popgeo.ops.collective_ops import names_lost_process
+from popgeo.ops.lost_process import names_lost_process
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Replicas:
         """Add the gradients of all processes, in place.
 
         Raises:
-            RuntimeError: another process has died.
+            RuntimeError: another process has ended or does not answer.
         """
         if self.world_size > 1:
             with names_lost_process("add up gradients"):
@@ -103,7 +103,7 @@ class Replicas:
         The blocks hold the gradients in the order of the parameters. Gradients of shards stay as they are.
 
         Raises:
-            RuntimeError: another process has died.
+            RuntimeError: another process has ended or does not answer.
         """
         if self.world_size == 1:
             return
@@ -119,7 +119,7 @@ class Replicas:
         """Add the gradients of all processes in place, in the order of `PairwiseSum`.
 
         Raises:
-            RuntimeError: another process has died.
+            RuntimeError: another process has ended or does not answer.
         """
         if self.world_size > 1:
             with names_lost_process("add up gradients"):
@@ -134,7 +134,7 @@ class Replicas:
         """Exchange the parts of flat tensors that each process has updated, in place.
 
         Raises:
-            RuntimeError: another process has died.
+            RuntimeError: another process has ended or does not answer.
         """
         if self.world_size > 1 and divided:
             with names_lost_process("hand on updated weights"):
@@ -146,7 +146,7 @@ class Replicas:
         """Copy the weights of the first process to all processes.
 
         Raises:
-            RuntimeError: another process has died.
+            RuntimeError: another process has ended or does not answer.
         """
         if self.world_size > 1:
             with names_lost_process("share weights"):

@@ -186,7 +186,7 @@ class FilterNetworksMixin(nn.Module):
 
         Args:
             may_be_replaced: Whether other modules or tensors may have replaced those of the last check.
-            waits: Whether to wait for a GPU. Otherwise the weights of an earlier call decide.
+            waits: Whether to wait for a GPU. Otherwise the weights of the call before the last one decide.
 
         Returns:
             Whether the grid was checked again.

@@ -1,7 +1,5 @@
 """The ops that `shard_exchange` calls: exchanges between shards of all processes, with derivatives."""
 
-import contextlib
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -9,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from popgeo.ops.lost_process import names_lost_process
 from popgeo.ops.refusals import check_least
 from popgeo.ops.register_op import register
 
@@ -43,18 +42,6 @@ def _here(num_shards: int, num_local: int) -> slice:
     """Return the slice of this process's shards."""
     first = dist.get_rank() * num_local if _world(num_shards, num_local) > 1 else 0
     return slice(first, first + num_local)
-
-
-@contextlib.contextmanager
-def names_lost_process(act: str) -> Iterator[None]:
-    """Raise an error of `torch.distributed` again with the action that failed and a remedy."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"Process {dist.get_rank()} of {dist.get_world_size()} could not {act}: another process has died or does "
-            "not answer. Start all of them again from the last checkpoint."
-        ) from error
 
 
 def _sum(x: Tensor, num_shards: int, stride: int) -> Tensor:

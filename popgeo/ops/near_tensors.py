@@ -1,6 +1,8 @@
 """Comparison of many tensors with their earlier values, in one call."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,11 @@ def near(tensors: Sequence[Tensor], before: Sequence[Tensor], limits: Sequence[f
     """Return a function that checks that no tensor is farther from its earlier values than its limit.
 
     The distance is the 2-norm of the difference; NaN counts as near. With a limit of 0, tensors of any type must be
-    equal. The function reads the present memory of the tensors, and keeps it alive. With `False` it does not wait for a
-    GPU: it returns the newest answer that has arrived, or True if none has, and asks again for the next call.
+    equal. The function reads the present memory of the tensors, and keeps it alive.
+
+    With `False` a call on a GPU returns the answer to the call before the last one, True without such a call, and asks
+    for a later one. So it waits for no work after that call, and processes with the same tensors get the same answer in
+    the same call.
 
     Example:
         >>> weight = torch.ones(4)
@@ -47,7 +52,7 @@ def near(tensors: Sequence[Tensor], before: Sequence[Tensor], limits: Sequence[f
 
 
 class _NearOnDevice:
-    """The comparison on a GPU: a few operations for all tensors, and one answer that is read at once or later."""
+    """The comparison on a GPU: a few operations for all tensors, and one answer, read now or two calls later."""
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], limits: Sequence[float]) -> None:
         limited = [(*pair, limit) for pair, limit in zip(pairs, limits, strict=True) if limit and pair[0].numel()]
@@ -55,20 +60,22 @@ class _NearOnDevice:
         self._present, self._before = [one for one, _, _ in limited], [other for _, other, _ in limited]
         self._device = next(one.device for one, _ in pairs if one.numel())
         self._limits = torch.tensor([limit for *_, limit in limited], dtype=torch.float64, device=self._device)
-        self._arrived: Any = None
+
+    @cached_property
+    def _asked(self) -> Iterator[tuple[Tensor, Any, Any]]:
+        """Places of the last two answers, in turn, each with an event after the answer's arrival."""
+        answers = [torch.ones(1, dtype=torch.bool, pin_memory=self._device.type == "cuda") for _ in range(2)]
+        return itertools.cycle([(one, one.numpy(), cuda.Event(blocking=True)) for one in answers])
 
     def __call__(self, waits: bool = True) -> bool:
         if waits:
             return bool(self._ask())
-        if self._arrived is None:
-            self._answer = torch.ones(1, dtype=torch.bool, pin_memory=self._device.type == "cuda")
-            self._arrived, self._in_memory = cuda.Event(), self._answer.numpy()
-        if not self._arrived.query():
-            return True
-        newest = bool(self._in_memory[0])
-        self._answer.copy_(self._ask(), non_blocking=True)
-        self._arrived.record(cuda.current_stream(self._device))
-        return newest
+        answer, in_memory, has_arrived = next(self._asked)
+        has_arrived.synchronize()  # at once if the place has no answer yet
+        earlier = bool(in_memory[0])
+        answer.copy_(self._ask(), non_blocking=True)
+        has_arrived.record(cuda.current_stream(self._device))
+        return earlier
 
     @torch.no_grad()
     def _ask(self) -> Tensor:

@@ -2,16 +2,14 @@
 
 import struct
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from popgeo.native import library
 from popgeo.ops.half_precision import HALVES
 from popgeo.ops.register_op import register
-from popgeo.random_numbers import keys_of, new_key
 
-_LOW = (1 << 32) - 1
+_LOW, _WRAP = (1 << 32) - 1, 1 << 64
 _pack = struct.Struct("6q").pack  # RoundCall
 
 
@@ -47,10 +45,15 @@ def round_stochastic(x: Tensor, counter: Tensor, dtype: torch.dtype = torch.floa
     return _ROUND(x, counter, dtype)
 
 
-def _keys(counter: int) -> tuple[int, int]:
-    """Return two 32-bit words for a counter; the next counter has unrelated words."""
-    z = int(keys_of(new_key(counter), np.zeros(1, np.int64))[0])
-    return z & _LOW, z >> 32
+def _keys(counter: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two 32-bit words for a counter, computed where it is; the next counter has unrelated words.
+
+    They are number 0 of the counter's stream in `popgeo.random_numbers.hash64`. int64 wraps as 64-bit words do.
+    """
+    z = counter.reshape(()) + (0x9E3779B97F4A7C15 - _WRAP)
+    for bits, factor in ((30, 0xBF58476D1CE4E5B9 - _WRAP), (27, 0x94D049BB133111EB - _WRAP), (31, 1)):
+        z = (z ^ ((z >> bits) & (_WRAP >> bits) - 1)) * factor  # a shift that fills with zeros
+    return z & _LOW, (z >> 32) & _LOW
 
 
 def _check(x: Tensor, counter: Tensor, dtype: torch.dtype) -> None:
@@ -67,7 +70,9 @@ def _round(x: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
     _check(x, counter, dtype)
     native = library.packed("popgeo_round_stochastic")
     if native is None or x.device.type != "cpu":
-        return _round_with_torch(x, *_keys(int(counter)), dtype)
+        if counter.device != x.device:  # a counter in ordinary memory is read without waiting for a GPU
+            counter = torch.full((), int(counter), device=x.device)
+        return _round_with_torch(x, *_keys(counter), dtype)
     x, counter = x.contiguous(), counter.cpu()
     out = torch.empty_like(x, dtype=dtype)
     pointers = map(library.address, (x, out, counter))
@@ -76,7 +81,7 @@ def _round(x: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _round_with_torch(x: Tensor, first: int, second: int, dtype: torch.dtype) -> Tensor:
+def _round_with_torch(x: Tensor, first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     """Round by the kernel's steps, on 32-bit words in int64."""
     number = torch.arange(x.numel(), device=x.device).view(x.shape) & _LOW
     random = _mixed((_mixed(number ^ first) + second) & _LOW)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from popgeo.ops.triton_kernels import _grid, _wide
+from popgeo.ops.triton_kernels import _grid, _launch, _wide
 
 _EDGES = 8  # edges that one program reads at a time
 _POINTS = tl.constexpr(8)  # points for the interpolation of a filter, as `interaction_call.POINTS`
@@ -226,7 +226,7 @@ def interaction_rows(
     out = x.new_empty(rowptr.shape[0] - 1, written * channels)
     if out.numel():
         grid, block = _grid(len(out), channels)
-        _interaction_rows[grid](
+        _launch(_interaction_rows, grid,
             x, table, _or(scale, weights), _or(direction, weights), start, weights, sender, rowptr, perm, out, channels,
             scale is not None, read, written, _wide(table), _EDGES, block,
         )  # fmt: skip
@@ -246,7 +246,7 @@ def interaction_edges(
     out = table.new_empty(num_edges, 1 if direction is None else 4)
     block = _grid(1, channels)[1] if direction is None else min(64, _grid(1, channels)[1])  # within the registers
     if num_edges:
-        _interaction_edges[(triton.cdiv(num_edges, _EDGES),)](
+        _launch(_interaction_edges, (triton.cdiv(num_edges, _EDGES),),
             x, grad, table, _or(direction, weights), _or(of_direction, table), start, weights, src, dst, out, num_edges,
             channels, half_list, direction is not None, _wide(table), _EDGES, block,
         )  # fmt: skip
@@ -267,7 +267,7 @@ def interaction_points(
     out = weights.new_empty(num_parts, num_points, channels if direction is None else 3 * channels)
     if out.numel():
         (_, blocks), block = _grid(num_points, channels)
-        _interaction_points[(num_points, blocks, num_parts)](
+        _launch(_interaction_points, (num_points, blocks, num_parts),
             x, grad, _or(scale, weights), _or(direction, weights), start, weights, src, dst, pointers, perm, out,
             channels, num_parts, half_list, scale is not None, direction is not None, _wide(weights), _EDGES, block,
         )  # fmt: skip

@@ -4,6 +4,8 @@
 same bits.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -21,7 +23,7 @@ def _sum_rows(  # type: ignore[no-untyped-def]
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
     total = tl.full([BLOCK], 1 if PRODUCT else 0, WIDE)
-    for place in range(tl.load(rowptr + row), tl.load(rowptr + row + 1)):
+    for place in range(tl.load(rowptr + row).to(tl.int64), tl.load(rowptr + row + 1).to(tl.int64)):
         edge = tl.load(perm + place).to(tl.int64) if HAS_PERM else place
         value = tl.load(src + edge * channels + channel, mask=inside, other=0.0).to(WIDE)
         total = total * value if PRODUCT else total + value
@@ -36,7 +38,7 @@ def _cfconv_rows(  # type: ignore[no-untyped-def]
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
     total = tl.zeros([BLOCK], dtype=WIDE)
-    for place in range(tl.load(rowptr + row), tl.load(rowptr + row + 1)):
+    for place in range(tl.load(rowptr + row).to(tl.int64), tl.load(rowptr + row + 1).to(tl.int64)):
         edge = tl.load(perm + place).to(tl.int64) if HAS_PERM else place
         sent = tl.load(sender + edge).to(tl.int64)
         factor = tl.load(w + edge * channels + channel, mask=inside, other=0.0).to(WIDE)
@@ -64,7 +66,7 @@ def sum_rows(src: Tensor, rowptr: Tensor, perm: Tensor | None, product: bool = F
     if out.numel():
         grid, block = _grid(*out.shape)
         order = rowptr if perm is None else perm
-        _sum_rows[grid](src, rowptr, order, out, src.shape[1], product, perm is not None, _wide(src), block)
+        _launch(_sum_rows, grid, src, rowptr, order, out, src.shape[1], product, perm is not None, _wide(src), block)
     return out
 
 
@@ -75,7 +77,8 @@ def cfconv(x: Tensor, w: Tensor, sender: Tensor, rowptr: Tensor, perm: Tensor | 
     if out.numel():
         grid, block = _grid(*out.shape)
         order = rowptr if perm is None else perm
-        _cfconv_rows[grid](x, w, sender, rowptr, order, out, x.shape[1], perm is not None, _wide(x), block)
+        sizes = x.shape[1], perm is not None, _wide(x), block
+        _launch(_cfconv_rows, grid, x, w, sender, rowptr, order, out, *sizes)
     return out
 
 
@@ -85,8 +88,14 @@ def products(x: Tensor, grad: Tensor, src: Tensor, dst: Tensor) -> Tensor:
     out = x.new_empty(src.shape[0], x.shape[1])
     if out.numel():
         grid, block = _grid(*out.shape)
-        _products[grid](x, grad, src, dst, out, x.shape[1], _wide(x), block)
+        _launch(_products, grid, x, grad, src, dst, out, x.shape[1], _wide(x), block)
     return out
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
+    """Run a kernel on the device of its first tensor, which Triton would not choose, with fused multiply-adds."""
+    with torch.cuda.device_of(given[0]):
+        kernel[grid](*given, **{"enable_fp_fusion": True, **options})
 
 
 def _grid(rows: int, channels: int) -> tuple[tuple[int, int], int]:

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from popgeo.ops.triton_kernels import _launch
+
 _EXACT = {"enable_fp_fusion": False, "num_warps": 1}
 _BLOCK = 256  # candidates that a program compares at once
 
@@ -104,7 +106,7 @@ def nearest(
     near = torch.empty_like(others, dtype=torch.bool)
     if others.numel():
         given, constants = _given(pos, first, size, real, limit, width)
-        _nearest[(len(pos),)](*given, others, near.view(torch.uint8), width, slots, *constants, **_EXACT)
+        _launch(_nearest, (len(pos),), *given, others, near.view(torch.uint8), width, slots, *constants, **_EXACT)
     return others, near
 
 
@@ -120,7 +122,7 @@ def within(
     places = counts
     for is_count in (True, False) if len(pos) else ():
         given, constants = _given(pos, first, size, real, limit, width)
-        _within[(len(pos),)](*given, counts, places, edges, width, slots, is_count, *constants, **_EXACT)
+        _launch(_within, (len(pos),), *given, counts, places, edges, width, slots, is_count, *constants, **_EXACT)
         places = counts.cumsum(0) - counts
     return edges, counts.sum()
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from popgeo.ops.exp_or_zero import greatest_zero
-from popgeo.ops.triton_kernels import _grid, _wide
+from popgeo.ops.triton_kernels import _grid, _launch, _wide
 
 _EDGES = 16  # edges that a program reads at a time
 
@@ -102,9 +102,8 @@ def extremum_rows(src: Tensor, rowptr: Tensor, perm: Tensor | None, largest: boo
     arg = torch.empty_like(out, dtype=torch.int64)
     if out.numel():
         (grid, block), order = _grid(num_rows, channels), rowptr if perm is None else perm
-        _extremum_rows[grid](
-            src, rowptr, order, out, arg, num_edges, channels, largest, perm is not None, _wide(src), _EDGES, block
-        )
+        sizes, choices = (num_edges, channels), (largest, perm is not None, _wide(src), _EDGES, block)
+        _launch(_extremum_rows, grid, src, rowptr, order, out, arg, *sizes, *choices)
     return out, arg
 
 
@@ -114,8 +113,8 @@ def softmax_rows(src: Tensor, rowptr: Tensor, perm: Tensor | None) -> Tensor:
     out = torch.empty_like(src)
     if out.numel():
         (grid, block), order = _grid(rowptr.shape[0] - 1, channels), rowptr if perm is None else perm
-        zero = greatest_zero(src.dtype)
-        _softmax_rows[grid](src, rowptr, order, out, channels, zero, perm is not None, _wide(src), _EDGES, block)
+        choices = greatest_zero(src.dtype), perm is not None, _wide(src), _EDGES, block
+        _launch(_softmax_rows, grid, src, rowptr, order, out, channels, *choices)
     return out
 
 
@@ -125,7 +124,6 @@ def softmax_backward_rows(grad: Tensor, weight: Tensor, rowptr: Tensor, perm: Te
     out = torch.empty_like(weight)
     if out.numel():
         (grid, block), order = _grid(rowptr.shape[0] - 1, channels), rowptr if perm is None else perm
-        _softmax_backward_rows[grid](
-            grad, weight, rowptr, order, out, channels, perm is not None, _wide(weight), _EDGES, block
-        )
+        choices = perm is not None, _wide(weight), _EDGES, block
+        _launch(_softmax_backward_rows, grid, grad, weight, rowptr, order, out, channels, *choices)
     return out

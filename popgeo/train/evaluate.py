@@ -14,6 +14,7 @@ from popgeo.convert.atom_keys import WEIGHTS
 from popgeo.convert.set_checks import weight_of
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.loader import FixedSizeDataLoader
+from popgeo.ops import global_add_pool
 from popgeo.plots import panels, prediction_scatter
 from popgeo.plots.style import write_png
 from popgeo.plots.training import in_angstrom
@@ -46,22 +47,26 @@ def loss_of(costs: Tensor, factors: Mapping[str, float]) -> float:
 
 def predictions(step: CompiledStep, loader: FixedSizeDataLoader, labels: tuple[str, ...]) -> tuple[Pairs, Tensor]:
     """Return labels and predictions of a compiled `ForceLoss` for a loader's structures, and the sum of its `costs`."""
-    kept: dict[str, list[LabelPair]] = {name: [] for name in labels}
-    costs = torch.zeros(len(labels), 2, dtype=torch.float64)
-    for batch in loader:
+    kept: dict[str, list[Tensor]] = {name: [] for name in labels}
+    costs: list[Tensor] = []
+    for batch in loader:  # nothing is read before the end, since each read waits for a GPU
         _, found = step(**taken_from(batch, labels))
-        costs += found["costs"].double().cpu()
-        atoms = torch.bincount(batch.batch, minlength=batch.num_graphs).clamp(min=1)
+        costs.append(found["costs"].double())
+        atoms = global_add_pool((batch.z > 0).long().unsqueeze(1), batch.batch, batch.num_graphs).flatten()
         for name in labels:
             real = batch.nodes_mask if name == "forces" else batch.graphs_mask
-            label = batch.energy / atoms if name == "energy" else batch[name]
-            weight = weight_of(batch, name).to(label).expand(batch.num_graphs)
+            label = batch.energy / atoms.clamp(min=1) if name == "energy" else batch[name]
+            weight = label.new_ones(batch.num_graphs) * weight_of(batch, name).to(label.dtype)  # also of one number
             weight = weight.index_select(0, batch.batch) if name == "forces" else weight
             shape = (-1, *[1] * (label.dim() - 1))
             known = real.view(shape).expand_as(label) & ~label.isnan()
-            parts = (label, found[name], weight.view(shape).expand_as(label))
-            kept[name].append(LabelPair(*(part[known].double().cpu() for part in parts)))
-    return {name: LabelPair(*map(torch.cat, zip(*parts, strict=True))) for name, parts in kept.items()}, costs
+            parts = (label, found[name], weight.view(shape).expand_as(label), known)
+            kept[name].append(torch.stack([part.double().flatten() for part in parts]))
+    pairs = {}
+    for name, of_batches in kept.items():
+        *rows, known = torch.cat(of_batches, 1).cpu()
+        pairs[name] = LabelPair(*(row[known.bool()] for row in rows))
+    return pairs, sum(costs[1:], costs[0]).cpu()
 
 
 def errors_of(pairs: Pairs) -> dict[str, float]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
+from tqdm import tqdm
 
 from popgeo.atomic_write import write_atomically
 from popgeo.deploy.force_field import ForceField
@@ -26,6 +27,7 @@ from popgeo.train.evaluate import errors_of, loss_of, predictions, taken_from
 from popgeo.train.force_loss import ForceLoss
 
 CHECKPOINT, BEST = "checkpoint.pt", "model.pt"
+READS_EACH = 0.5  # seconds between reads of an epoch's sums, each of which waits for a GPU
 
 
 class Fit:
@@ -93,29 +95,40 @@ class Fit:
                     raise KeyboardInterrupt
 
     def _train_epoch(self, interrupts: Sequence[int]) -> float:
-        loader = self.loaders["train"]
+        loader, reached = self.loaders["train"], self.reached
         total = len(loader.dataset)  # type: ignore[arg-type]  # a store
         title = f"epoch {self.epoch + 1}/{self.options.epochs}"
         with bar(title, "structures", total=total) as shown:
-            shown.update(int(self.reached["graphs"]))
+            shown.update(int(reached["graphs"]))
+            sums, last_read = _Sums(reached["costs"], next(self.model.parameters()).device), time.monotonic()
             for batch in loader:
                 cost, found = self.step(**taken_from(batch, self.labels))
-                loss = float(cost)
-                if not math.isfinite(loss):
-                    raise ValueError(
-                        f"The loss is {loss} in epoch {self.epoch + 1}. Lower --lr, or pass --clip-grad 10; "
-                        f"{self.folder / BEST} holds the best so far."
-                    )
-                count = int(batch.graphs_mask.sum())
-                self.reached["costs"] = self.reached["costs"] + found["costs"].double().cpu()
-                self.reached["graphs"] += count
-                shown.update(count)
-                if interrupts and self.reached["graphs"] < total:
+                sums.add(cost, found["costs"], batch.graphs_mask)
+                if interrupts or time.monotonic() > last_read + READS_EACH:
+                    self._read(sums, shown)
+                    last_read = time.monotonic()
+                if interrupts and reached["graphs"] < total:
                     self.save()
                     raise KeyboardInterrupt
-        costs = self.reached["costs"]
-        self.reached |= {"costs": torch.zeros_like(costs), "graphs": 0}
+            self._read(sums, shown)
+        costs = reached["costs"]
+        reached |= {"costs": torch.zeros_like(costs), "graphs": 0}
         return loss_of(costs, self.weights)
+
+    def _read(self, sums: "_Sums", shown: tqdm) -> None:
+        """Read the sums of an epoch so far, and advance the progress bar.
+
+        Raises:
+            ValueError: A loss was NaN or infinite.
+        """
+        loss, count, costs = sums.read()
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"The loss is {loss} in epoch {self.epoch + 1}. Lower --lr, or pass --clip-grad 10; "
+                f"{self.folder / BEST} holds the best so far."
+            )
+        self.reached |= {"costs": costs, "graphs": self.reached["graphs"] + count}
+        shown.update(count)
 
     def _judge(self, train_loss: float, seconds: float) -> None:
         """Validate the averaged weights, save them if they are the best so far, and lower the learning rate if due."""
@@ -172,6 +185,31 @@ class Fit:
                 f"--init {self.folder / BEST} and a different --out."
             ) from error
         self.history, self.reached = history, reached
+
+
+class _Sums:
+    """Sums over the batches of an epoch. They are on the model's device, which only `read` waits for.
+
+    Args:
+        costs: Sum of the costs so far. [number of labels, 2]
+        device: Device of the model.
+    """
+
+    def __init__(self, costs: Tensor, device: torch.device) -> None:
+        self._costs, self._loss = costs.to(device), torch.zeros((), device=device)
+        self._count = torch.zeros((), dtype=torch.int64, device=device)
+
+    def add(self, loss: Tensor, costs: Tensor, graphs_mask: Tensor) -> None:
+        """Add the costs and the structures of a batch."""
+        self._loss = torch.where(self._loss.isfinite(), loss, self._loss)
+        self._costs = self._costs + costs
+        self._count = self._count + graphs_mask.sum()
+
+    def read(self) -> tuple[float, int, Tensor]:
+        """Return the last loss, or the first one that was not finite; the structures since the last call; the costs."""
+        loss, count, costs = float(self._loss), int(self._count), self._costs.cpu()
+        self._count = torch.zeros_like(self._count)
+        return loss, count, costs
 
 
 def _like(own: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:

@@ -11,18 +11,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from popgeo.deploy.processes import together
+from popgeo.deploy.processes import from_all
 
 
 def work(rank: int, port: int, told: Any) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
     dist.init_process_group("gloo", rank=rank, world_size=3, timeout=timedelta(seconds=10))
-    together("meet", dist.barrier)
+    from_all("meet", lambda: None)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        parts: list[Any] = [None] * 3
-        together("collect the predictions", dist.all_gather_object, parts, torch.ones(2))
+        from_all("collect the predictions", lambda: torch.ones(2))
     except RuntimeError as error:
         told.put((rank, str(error)))
 

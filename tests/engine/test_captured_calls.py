@@ -136,6 +136,7 @@ def test_inputs_on_the_device_are_copied_without_a_stage(cuda: FakeCuda):
         device = torch.device("cuda")
 
     inputs = StaticInputs([torch.zeros(2), torch.zeros(3)], torch.device("cpu"), cuda)
+    cuda.log.clear()
     inputs.fill([torch.ones(2).as_subclass(OnDevice), torch.full((3,), 2.0)])
     assert [tensor.tolist() for tensor in inputs.tensors] == [[1, 1], [2, 2, 2]]
     assert [line for line in cuda.log if "host" not in line] == ["event 2 after main"]  # none of copies

@@ -179,11 +179,21 @@ def test_a_batch_on_the_device_in_one_block_is_copied_at_once_and_calls_do_not_p
             inputs.fill(batch)
     assert copies.number == len(batches)
     # Events 2 and 4 say that the step's inputs were filled.
-    assert cuda.log == [
+    assert cuda.log == ["event 2 after main", "event 4 after main"] + [
         f"{what} {n}{after}"
         for n in (2, 4, 2)
         for what, after in [("host waits for event", ""), ("event", " after main")]
     ]
+
+
+def test_no_copy_begins_before_work_that_may_still_use_its_memory():
+    cuda = FakeCuda()
+    inputs = StaticInputs([torch.ones(2)], torch.device("cpu"), cuda)
+    for _ in range(3):
+        inputs.fill([torch.ones(2)])
+    for number, line in enumerate(cuda.log):
+        if line.startswith("stream 1 waits for event"):
+            assert f"{line.removeprefix('stream 1 waits for ')} after main" in cuda.log[:number]
 
 
 def other_order(block: ByteBlock) -> list[Tensor]:
@@ -306,7 +316,7 @@ def test_a_capture_refuses_whatever_waits_for_the_device(name: str):
     WAITING[name](x)
     zeros = torch.zeros(())
     refused = pytest.raises(RuntimeError, match="not permitted when stream is capturing")
-    with refused, cuda.graph(cuda.CUDAGraph(), "thread_local"):
+    with refused, cuda.graph(cuda.CUDAGraph(), cuda.Stream("cuda:0"), "thread_local"):
         WAITING[name](x + zeros)
 
 

@@ -1,12 +1,19 @@
 """Filters on a grid in steps captured as CUDA graphs: the same choice as on a processor, and no wait for the device."""
 
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import popgeo
+from popgeo.engine.backend import Backend
+from popgeo.engine.compiled_step import CompiledStep
+from popgeo.engine.replicas import Replicas
+from popgeo.engine.step_recipe import Recipe
 from popgeo.filter_choice import filters_at_each_edge
 from popgeo.nn import PaiNN, PairInteractionGraph, SchNet, energy_and_forces
 from popgeo.ops import interaction_on_device, sum_on_device
@@ -93,14 +100,11 @@ def test_weights_that_others_change_are_checked_at_once_and_steps_own_changes_la
         run(**data)
     weight, points = step.model.interactions[0].mlp[0].weight, step.model.filter_points
     weight.data.numpy().__imul__(40)  # as a replay changes it: unseen by torch
-    triton.has_arrived = False
     for _ in range(2):
         with NoWaits():
             run(**data)
-    triton.has_arrived = True
-    run(**data)
-    assert (step.model.filter_points, len(triton.graphs)) == (points, 1)  # the answer of the call before has arrived
-    run(**data)
+    assert (step.model.filter_points, len(triton.graphs)) == (points, 1)
+    run(**data)  # reads the answer of the call before the last one
     assert step.model.filter_points != points
     with torch.no_grad():
         weight /= 40
@@ -108,18 +112,35 @@ def test_weights_that_others_change_are_checked_at_once_and_steps_own_changes_la
     for _ in range(5):
         run(**data)
     assert step.model.filter_points == points
-    triton.has_arrived = False
     with torch.no_grad():
         weight *= 40
     run(**data)
     assert step.model.filter_points != points
 
 
+def test_calls_of_several_processes_wait_for_nothing_either(triton: FakeCuda, tmp_path: Path):
+    # A group of one process, whose sum is its own gradient; the step takes it for one of two processes.
+    dist.init_process_group("gloo", f"file://{tmp_path / 'meeting'}", world_size=1, rank=0)
+    try:
+        step, data, options = Step(), molecules(), popgeo.StepOptions(replication_factor=2)
+        optimizer = torch.optim.SGD(step.parameters(), lr=1e-4)
+        recipe = Recipe(function=step, optimizer=optimizer, options=options, backend=Backend.CUDA)
+        run = CompiledStep(recipe, Replicas((0,), 2))
+        for number in range(7):
+            with torch.no_grad():
+                step.model.lin1.weight.mul_(1)  # as one process alone may do for an evaluation with other weights
+            with NoWaits() if number > 4 else nullcontext():
+                run(**data)
+    finally:
+        dist.destroy_process_group()
+    assert step.model.filter_points
+
+
 def test_the_graph_of_somebody_else_runs_networks_at_each_edge_because_nobody_checks_its_grid(triton: FakeCuda):
     model, data, graph = Step().model, molecules(), triton.CUDAGraph()
     model(**data, num_graphs=NUM_GRAPHS)
     assert model.filter_points
-    with torch.no_grad(), triton.graph(graph, capture_error_mode="thread_local"):
+    with torch.no_grad(), triton.graph(graph, triton.Stream("cuda:0"), "thread_local"):
         model(**data, num_graphs=NUM_GRAPHS)
     assert interactions(graph) == 0
 

@@ -5,11 +5,13 @@ import warnings
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
 import popgeo
 from popgeo import FixedSizeDataLoader, Predictor
 from popgeo.nn import KNNInteractionGraph, PairInteractionGraph, RadiusInteractionGraph, SchNet
+from tests.support.fake_cuda import FakeCuda
 
 GRAPHS = {
     "knn": lambda size: KNNInteractionGraph(6, 3.0, size),
@@ -122,3 +124,13 @@ def test_predictions_are_right_when_larger_molecules_come(kind: str):
             made = predictor(graphs)
         alone = [model(z=g.z, pos=g.pos, batch=torch.zeros(len(g.z)).long(), num_graphs=1) for g in graphs]
         torch.testing.assert_close(made["out"], torch.cat(alone), rtol=1e-4, atol=1e-4)
+
+
+def test_a_cuda_graph_has_slots_for_the_largest_molecule_of_the_loader(cuda: FakeCuda):
+    loader, model = FixedSizeDataLoader(molecules(SMALL), batch_size=20), Energies(PairInteractionGraph(3.0)).eval()
+    step = popgeo.compile_forward(model, backend="cuda")
+    for batch in [*loader, *loader]:
+        torch.testing.assert_close(step(*tensors(batch)), model(*tensors(batch)), rtol=1e-5, atol=1e-5)
+    (graph,) = cuda.graphs
+    most = max(one.numel() for _, _, _, made in graph.ops for one in tree_leaves(made) if isinstance(one, Tensor))
+    assert most <= loader.fixed_size_options.total_num_nodes * (11 // 2) * 50  # channels of the expanded distances

@@ -36,7 +36,7 @@ def test_the_other_process_is_told_in_time_however_one_is_lost(tmp_path):
         for fate, (first, _) in pairs.items():
             assert first.wait(timeout=90) == 1, fate
             told = (tmp_path / fate / "told").read_text()
-            assert "Process 0 of 2 could not add up gradients: another process has died or does not answer" in told
+            assert "Process 0 of 2 could not add up gradients: another rank has ended or does not answer" in told
             assert float(told.partition("\n")[0]) < LATEST, told
     finally:
         for process in (process for pair in pairs.values() for process in pair):

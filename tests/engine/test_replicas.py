@@ -41,7 +41,7 @@ def test_when_one_process_dies_the_other_says_so_in_time(tmp_path):
     start = time.monotonic()
     ended = torchrun(tmp_path, "dies")
     assert ended.returncode != 0
-    assert re.search("Process 0 of 2 could not .*: another process has died or does not answer", ended.stderr)
+    assert re.search("Process 0 of 2 could not .*: another rank has ended or does not answer", ended.stderr)
     assert time.monotonic() - start < 60
     assert not list(tmp_path.iterdir())
 
@@ -121,7 +121,7 @@ def test_what_could_not_be_done_is_named_with_the_process(monkeypatch):
     others.fails = True
     acts = {"add up gradients": replicas.add_up, "hand on updated weights": replicas.hand_on}
     for words, act in {**acts, "share weights": replicas.share_weights}.items():
-        with pytest.raises(RuntimeError, match=f"Process 1 of 2 could not {words}: another process has died"):
+        with pytest.raises(RuntimeError, match=f"Process 1 of 2 could not {words}: another rank has ended"):
             act([torch.ones(2)])
     replicas.hand_on([])  # nothing is waited for
 

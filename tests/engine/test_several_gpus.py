@@ -69,7 +69,7 @@ def test_captured_updates_follow_the_mean_of_all_gradients(ended: Path):
 
 def test_a_process_that_waits_for_a_lost_one_says_so(ended: Path):
     told = (ended / "told").read_text()
-    assert re.search("Process 0 of 2 could not add up gradients: another process has died or does not answer", told)
+    assert re.search("Process 0 of 2 could not add up gradients: another rank has ended or does not answer", told)
 
 
 def test_a_process_runs_one_replica_on_its_gpu(cuda: FakeCuda):

@@ -5,7 +5,7 @@ import torch
 
 from popgeo.ops import near_tensors, sum_on_device
 from popgeo.ops.near_tensors import near
-from tests.support.fake_cuda import FakeCuda
+from tests.support.fake_cuda import FakeCuda, NoWaits
 
 SIZES = (1, 15, 16, 100)
 
@@ -48,10 +48,9 @@ def test_tensors_that_are_not_contiguous_are_compared_too(native):
     assert not is_near()
 
 
-def test_on_a_gpu_one_answer_counts_for_all_tensors_and_may_be_read_later(monkeypatch: pytest.MonkeyPatch):
+def test_on_a_gpu_one_answer_counts_for_all_tensors_and_may_be_read_two_calls_later(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sum_on_device, "serves", torch.Tensor.is_floating_point)
-    fake = FakeCuda()
-    monkeypatch.setattr(near_tensors, "cuda", fake)
+    monkeypatch.setattr(near_tensors, "cuda", fake := FakeCuda())
     weights = [torch.ones(3), torch.ones(2, 2, dtype=torch.float64), torch.ones(0)]
     tensors = [*weights, torch.zeros(3, dtype=torch.bool), torch.zeros(2, dtype=torch.long)]
     is_near = near(tensors, [one.clone() for one in tensors], [0.5, 0.5, 0.5, 0.0, 0.0])
@@ -61,12 +60,18 @@ def test_on_a_gpu_one_answer_counts_for_all_tensors_and_may_be_read_later(monkey
         assert is_near()
         tensors[one].copy_(before + much)
         assert not is_near()
-        assert [is_near(False) for _ in range(2)] == [True, False]
+        assert [is_near(False) for _ in range(3)] == [True, True, False]
         tensors[one].copy_(before)
-        assert [is_near(False) for _ in range(2)] == [False, True]
+        assert [is_near(False) for _ in range(3)] == [False, False, True]
+        assert is_near(False)
     weights[0][0] = torch.nan
     assert is_near()
-    fake.has_arrived = False
     weights[1][0] = torch.inf
-    assert [is_near(False) for _ in range(3)] == [True] * 3
+    fake.log.clear()
+    with NoWaits():
+        assert [is_near(False) for _ in range(3)] == [True, True, False]
+    after = [line.partition(" after")[0] for line in fake.log if "after" in line]
+    waited = [line.removeprefix("host waits for ") for line in fake.log if "host waits" in line]
+    assert waited == after  # each call waits for the event of the call before the last one, and then uses it again
+    assert len({*waited}) == 2
     assert not is_near()

@@ -5,6 +5,7 @@ import torch
 
 from popgeo.native import library
 from popgeo.ops import round_stochastic
+from tests.support.fake_cuda import NoWaits
 
 COUNTER = torch.tensor(11)
 HALVES = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
@@ -71,6 +72,15 @@ def test_compiled_or_not_and_with_any_number_of_threads_the_bits_are_the_same(dt
         assert torch.equal(words(round_stochastic(x, COUNTER, dtype)), words(made))
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("counter", [0, 11, -1, 2**63 - 1, -(2**63)])
+def test_without_kernels_no_value_of_a_counter_is_read_and_the_bits_are_the_same(counter: int):
+    x, place = torch.randn(1000), torch.tensor([counter])
+    made = round_stochastic(x, place)
+    with library.without_native(), NoWaits():
+        without = round_stochastic(x, place)
+    assert torch.equal(words(without), words(made))
 
 
 def test_ten_thousand_steps_of_a_ten_thousandth_move_a_half_of_one_by_about_one():

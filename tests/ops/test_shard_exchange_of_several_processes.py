@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from popgeo import ops
-from popgeo.ops import collective_ops
+from popgeo.ops import collective_ops, lost_process
 from popgeo.ops.shard_exchange import exchange_shards, part_of
 
 COUNT = 4
@@ -28,6 +29,8 @@ CALLS: dict[str, tuple[Callable[[Tensor, int], Tensor], bool, bool]] = {
 
 class Together:
     """A replacement of `torch.distributed` for threads that act as processes."""
+
+    group = SimpleNamespace(WORLD="all")
 
     def __init__(self, size: int) -> None:
         self.size, self.own = size, threading.local()
@@ -129,7 +132,8 @@ def test_a_process_that_died_is_told_of(monkeypatch):
 
     monkeypatch.setattr(together, "all_gather", fail)
     monkeypatch.setattr(together, "all_to_all_single", fail)
-    monkeypatch.setattr(collective_ops, "dist", together)
+    for module in (collective_ops, lost_process):
+        monkeypatch.setattr(module, "dist", together)
     together.own.rank = 1
     with pytest.raises(RuntimeError, match="Process 1 of 2 could not gather the shards of the others: another"):
         ops.all_reduce(torch.ones(1, 3), 2)

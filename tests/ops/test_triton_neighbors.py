@@ -3,6 +3,7 @@
 As in `test_triton_kernels`, the first part needs TRITON_INTERPRET=1 from the start; the second part must not have it.
 """
 
+import itertools
 import math
 
 import pytest
@@ -53,7 +54,6 @@ def test_slots_are_those_of_the_processor_ties_included(
         assert torch.equal(count, expected_count)
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("capability", [80, 90], ids="sm_{}".format)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_kernels_compile_ahead_and_round_each_square(
@@ -67,7 +67,7 @@ def test_kernels_compile_ahead_and_round_each_square(
     with monkeypatch.context() as patched:
         found = recorded(kernels, patched)
         for real in (None, row > 0):
-            for find in (kernels.nearest, kernels.within):
-                find(torch.ones(40, 3, dtype=dtype), row, row, real, limit, 40, 4)
-    names = {compiled_ahead(kernel, given, capability, **kernels._EXACT) for kernel, given in found}
+            for find, slots in itertools.product((kernels.nearest, kernels.within), (1, 4)):
+                find(torch.ones(40, 3, dtype=dtype), row, row, real, limit, 40, slots)
+    names = {compiled_ahead(launch, capability) for launch in found}
     assert names == {"_nearest", "_within"}

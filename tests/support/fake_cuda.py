@@ -50,12 +50,13 @@ class FakeStream:
     """A stream with a name; it logs its calls.
 
     Attributes:
+        device: The device for which it was made.
         copied: The memory of each asynchronous copy that the host has not waited for, and the content at that time.
         num_copies: Number of asynchronous copies so far.
     """
 
-    def __init__(self, cuda: "FakeCuda", name: str) -> None:
-        self._cuda, self.name = cuda, name
+    def __init__(self, cuda: "FakeCuda", name: str, device: Any = None) -> None:
+        self._cuda, self.name, self.device = cuda, name, device
         self.copied: dict[int, tuple[Tensor, Tensor]] = {}
         self.num_copies = 0
 
@@ -206,7 +207,7 @@ class FakeCuda:
         return self._count[kind]
 
     def Stream(self, device: Any = None) -> FakeStream:
-        return FakeStream(self, f"stream {self._next('stream')}")
+        return FakeStream(self, f"stream {self._next('stream')}", device)
 
     def Event(self, blocking: bool = False) -> FakeEvent:
         return FakeEvent(self, self._next("event"))
@@ -237,8 +238,9 @@ class FakeCuda:
         self.wait("all")
 
     @contextlib.contextmanager
-    def graph(self, graph: FakeGraph, capture_error_mode: str = "global") -> Iterator[None]:
+    def graph(self, graph: FakeGraph, stream: FakeStream, capture_error_mode: str = "global") -> Iterator[None]:
         assert capture_error_mode == "thread_local"
+        assert stream.device is not None  # a stream without a device belongs to the current one, or to an earlier one
         random_numbers = torch.get_rng_state()
         capture, self.is_capturing = _Capture(graph), True
         try:

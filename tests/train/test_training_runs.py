@@ -1,20 +1,26 @@
 """What counts in a training run: weights alike everywhere, any label alone, the same data when it is resumed."""
 
 import json
+import re
 import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from popgeo import plots
 from popgeo.__main__ import main
 from popgeo.data import write
 from popgeo.deploy import ForceField
+from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.resume import load_checkpoint, save_checkpoint
+from popgeo.loader import FixedSizeDataLoader
 from popgeo.nn.atom_targets import element_energies
+from popgeo.train.fit import Fit
 from popgeo.train.training_set import as_training_set
+from tests.support.fake_cuda import WAITS
 from tests.train.test_train_command import SMALL, molecules, train
 
 
@@ -112,8 +118,6 @@ def test_one_label_alone_is_trained_on_with_the_other_in_the_file_or_not(tmp_pat
 def test_a_structure_that_cannot_be_trained_on_is_named(tmp_path, capsys, value, message):
     store = saved(changed(4, **value), tmp_path / "store")
     assert train(store, tmp_path / "run")[0] == 2
-    import re
-
     assert re.search(message, capsys.readouterr().err)
 
 
@@ -281,3 +285,45 @@ def test_stress_belongs_to_the_structure_whatever_its_number_of_atoms(count):
     data = as_training_set({"train": made[:1], "valid": made[1:], "test": []}, "none", torch.float32)
     axes = {one.name: one.axis.level.value for one in data.store.attributes}
     assert (axes["stress"], axes["forces"], axes["energy"]) == ("graph", "node", "graph")
+
+
+def test_reads_of_tensors_in_a_run_do_not_grow_with_its_batches(tmp_path, monkeypatch):
+    # Each read waits for a GPU. Loaders and compiled steps of the processor read as much as they like.
+    class Reads(TorchFunctionMode):
+        number = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            Reads.number += getattr(func, "__name__", "") in WAITS
+            return func(*args, **(kwargs or {}))
+
+    def unseen(function):
+        def call(*args, **kwargs):
+            with torch._C.DisableTorchFunction():
+                return function(*args, **kwargs)
+
+        return call
+
+    def run(self):
+        with Reads():
+            yield from whole(self)
+
+    whole = Fit.run
+    monkeypatch.setattr(Fit, "run", run)
+    monkeypatch.setattr("popgeo.train.fit.READS_EACH", 1000.0)
+    monkeypatch.setattr(CompiledStep, "__call__", unseen(CompiledStep.__call__))
+    monkeypatch.setattr(
+        FixedSizeDataLoader, "__iter__", unseen(lambda self, own=FixedSizeDataLoader.__iter__: iter([*own(self)]))
+    )
+    store, numbers = saved(molecules(24), tmp_path / "store"), []
+    for size in ("4", "12"):
+        before = Reads.number
+        assert train(store, tmp_path / size, "--batch-size", size)[0] == 0
+        numbers.append(Reads.number - before)
+    assert 0 < numbers[0] == numbers[1]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_its_value_and_keeps_the_checkpoint_before(tmp_path, capsys):
+    store = saved(molecules(12), tmp_path / "store")
+    assert train(store, tmp_path / "run", "--lr", "1e30")[0] == 2
+    assert re.search("The loss is (nan|inf) in epoch 1. Lower --lr", capsys.readouterr().err)
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
