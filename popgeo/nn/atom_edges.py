@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from popgeo.ops import EdgePlan, cfconv
-from popgeo.ops.eager import is_direct
+from popgeo.ops.eager import makes_plans
 from popgeo.ops.gather_scatter import rows_of_ends
 
 
@@ -18,8 +18,8 @@ class Edges:
         neighbor: Neighbor of each edge. [num_edges]
         centre: Center of each edge. [num_edges]
         half_list: Whether each edge represents both directions.
-        plan: Plans of both ends; None in captured code.
-        reverse_plan: Plans of the edges in the opposite direction; None in captured code.
+        plan: Plans of both ends; None in code that popgeo captures.
+        reverse_plan: Plans of the edges in the opposite direction; None likewise.
     """
 
     neighbor: Tensor
@@ -30,10 +30,13 @@ class Edges:
 
     @classmethod
     def of(cls, edge_index: Tensor, num_nodes: int, half_list: bool, with_plans: bool = True) -> "Edges":
-        """Return the edges with plans. In captured code there are no plans, because the compiler makes them."""
-        plan = EdgePlan.from_edge_index(edge_index, num_nodes) if with_plans and is_direct() else None
-        reverse = None if plan is None else EdgePlan(src=plan.dst, dst=plan.src)
-        return cls(neighbor=edge_index[0], centre=edge_index[1], half_list=half_list, plan=plan, reverse_plan=reverse)
+        """Return the edges with plans. popgeo's captures need none, because the compiler makes them."""
+        neighbor, centre = edge_index[0], edge_index[1]
+        plan = reverse = None
+        if with_plans and makes_plans():
+            plan = EdgePlan.from_edge_index(edge_index, num_nodes)
+            reverse, neighbor, centre = EdgePlan(src=plan.dst, dst=plan.src), plan.src.index, plan.dst.index
+        return cls(neighbor=neighbor, centre=centre, half_list=half_list, plan=plan, reverse_plan=reverse)
 
     def convolve(self, x: Tensor, w: Tensor, odd: bool = False) -> Tensor:
         """Sum x_j * w_ij over the neighbors j of each atom i.

@@ -75,6 +75,18 @@ def _is_of_popgeo(mode: TorchDispatchMode) -> bool:
     return type(mode).__module__.startswith("popgeo.")
 
 
+def makes_plans() -> bool:
+    """Check whether layers share plans of their edges: in plain eager calls, and in a CUDA graph, which runs as written.
+
+    popgeo's own captures need no plans, because the compiler makes them.
+
+    Example:
+        >>> makes_plans()
+        True
+    """
+    return is_plain() or (is_capturing() and not _is_traced())
+
+
 def is_capturing() -> bool:
     """Check whether a CUDA graph is captured, so that no value can be read.
 

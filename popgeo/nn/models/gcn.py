@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from popgeo.nn.models.gnn import GNN, Activation, BatchIndex, StackChoices
-from popgeo.ops import scatter
 from popgeo.ops.gather_scatter import rows_of_ends
 
 
@@ -89,11 +88,11 @@ def normalized(batched: BatchIndex, add_self_loops: bool, dtype: torch.dtype) ->
     loops = weight.new_zeros(num_nodes)
     if add_self_loops:
         is_loop = src == dst
-        count = scatter(is_loop.to(weight.dtype), dst, dim=0, dim_size=num_nodes)
-        loops = scatter(torch.where(is_loop, weight, 0.0), dst, dim=0, dim_size=num_nodes)
+        count = batched.at_destination(is_loop.to(weight.dtype))
+        loops = batched.at_destination(torch.where(is_loop, weight, 0.0))
         loops = torch.where(count > 0, loops / count.clamp(min=1), 1.0)
         weight = torch.where(is_loop, 0.0, weight)
-    degree = scatter(weight, dst, dim=0, dim_size=num_nodes) + loops
+    degree = batched.at_destination(weight) + loops
     d = torch.where(degree > 0, degree, 1.0).rsqrt()
     d = torch.where(degree > 0, d, 0.0)
     weight = rows_of_ends(d, src) * weight * rows_of_ends(d, dst)

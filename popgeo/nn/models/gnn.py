@@ -14,7 +14,7 @@ from popgeo.did_you_mean import names_arguments
 from popgeo.nn.norm import make_norm
 from popgeo.nn.readout import READOUTS
 from popgeo.ops import EdgePlan, gather, scatter
-from popgeo.ops.eager import is_direct
+from popgeo.ops.eager import makes_plans
 from popgeo.ops.kernel_arguments import check_array
 from popgeo.ops.pool import max_or_nan
 from popgeo.ops.refusals import check_choice, check_ends, check_least, require
@@ -28,7 +28,7 @@ class BatchIndex:
         src: Source of each edge. [num_edges]
         dst: Destination of each edge. [num_edges]
         num_nodes: Nodes of the batch, padding included.
-        plan: Plans of both ends of the edges; None in captured code.
+        plan: Plans of both ends of the edges; None in code that popgeo captures.
         edge_weight: Weight of each edge; after `GCN.prepare` also of each self-loop. [num_edges (+ num_nodes)]
         edge_attr: Features of each edge. [num_edges, edge_dim]
         batch: Graph of each node. [num_nodes]
@@ -122,11 +122,12 @@ def enter(
             edge_index = require(edges_mask | ~nodes_mask[-1:], edge_index, lambda: reason)
         edge_weight = None if edge_weight is None else torch.where(edges_mask, edge_weight, 0.0)
         edge_attr = None if edge_attr is None else torch.where(edges_mask.unsqueeze(1), edge_attr, 0.0)
+    plan = EdgePlan.from_edge_index(edge_index, x.size(0)) if makes_plans() else None
     return x, BatchIndex(
-        src=edge_index[0],
-        dst=edge_index[1],
+        src=edge_index[0] if plan is None else plan.src.index,
+        dst=edge_index[1] if plan is None else plan.dst.index,
         num_nodes=x.size(0),
-        plan=EdgePlan.from_edge_index(edge_index, x.size(0)) if is_direct() else None,
+        plan=plan,
         edge_weight=edge_weight,
         edge_attr=edge_attr,
         batch=batch,
