@@ -76,7 +76,7 @@ def _is_of_popgeo(mode: TorchDispatchMode) -> bool:
 
 
 def makes_plans() -> bool:
-    """Check whether layers share plans of their edges: in plain eager calls, and in a CUDA graph, which runs as written.
+    """Check whether layers share plans of their edges: in plain eager calls and in CUDA graphs, which run as written.
 
     popgeo's own captures need no plans, because the compiler makes them.
 
