@@ -53,7 +53,7 @@ def used_of(state: Mapping[str, Any], num_items: int) -> tuple[EpochProgress, ..
     used, batches = state.get("used", ()), state.get("batches")
     is_table = isinstance(used, list | tuple) and all(isinstance(one, list | tuple) and len(one) == 3 for one in used)
     if not is_table:
-        raise ValueError(f"The state says that 'used' is {str(used)[:99]}; it is a list of three numbers each.")
+        raise ValueError(f"The state says that 'used' is {str(used)[:99]}; pass lists of three numbers.")
     limits = {"epoch": (0, _MOST), "position": (0, num_items)}
     if state.get("seed", 0) is not None or used:  # None before the first epoch
         limits["seed"] = -_MOST, _MOST
