@@ -141,7 +141,8 @@ class AtomsReader:
     def names(self, by_key: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         """Return the key of each attribute, and the unused keys with the options that read them."""
         if (keys := tuple(by_key)) not in self._names:
-            self._names = {keys: find_names(by_key, self.keys, self.labels != "none")}  # mostly the same in a file
+            # Only the last result is kept, because most structures of a file have the same keys.
+            self._names = {keys: find_names(by_key, self.keys, self.labels != "none")}
         return self._names[keys]
 
     def graph(self, atoms: Any, by_key: dict[str, Any], names: dict[str, str], factors: dict[str, float]) -> Data:
