@@ -55,7 +55,7 @@ class ForceField(nn.Module):
         super().__init__()
         self.errors: dict[str, float] = {}
         if name not in MODELS:
-            raise ValueError(f"There is no model {name!r}, but {', '.join(MODELS)}.")
+            raise ValueError(f"There is no model {name!r}; the models are {', '.join(MODELS)}.")
         self.name, self.settings = name, dict(settings)
         self.net = MODELS[name](**settings)
         if not 0 < self.net.cutoff < torch.inf:

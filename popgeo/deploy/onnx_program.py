@@ -48,7 +48,7 @@ def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], n
     with torch.no_grad():
         lowered = make_fx(torch.func.functionalize(own_results), decomposition_table=decompositions())(*given)
     try:
-        # Without the converter's own optimizer, which removes an addition of 1e-8.
+        # `optimize=False`, because the converter's own optimizer removes an addition of 1e-8.
         made: Any = torch.onnx.export(
             torch.export.export(lowered, given),
             dynamo=True,
@@ -60,7 +60,7 @@ def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], n
             custom_translation_table=dict(translations()),
         )
     except torch.onnx.errors.OnnxExporterError as error:
-        raise ValueError(f"The model has no form in ONNX: {_cause(error)}") from error
+        raise ValueError(f"The model cannot be written as ONNX: {_cause(error)}") from error
     optimizer.fold_constants(made.model)
     optimizer.remove_unused_nodes(made.model)
     model = made.model_proto

@@ -84,7 +84,7 @@ def export(
     # All graphs decide the levels of attributes; the smallest graph may leave them open.
     choices |= {"layout": next(iter(predictor.programs.values())).layout}
     smallest = copy.copy(min(graphs, key=lambda graph: graph.num_nodes))
-    if "cutoff" in smallest:  # only for a check of pairs, which these graphs have passed
+    if "cutoff" in smallest:  # only the check of pairs reads it, and has passed
         del smallest["cutoff"]
     made, examples, plain = [], [], []
     for shape in predictor.shapes:

@@ -122,7 +122,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "dtype as a number": (plant("sum.dim_IntList", self=X, dim={"as_scalar_type": 7}), "dim"),
     "dtype by number": (plant("to.prim_dtype", self=X, dtype=one(7)), "is not one of the operations"),
     "division by zero": (plant("remainder.int", a=one(3), b=one(0)), "is not one of the operations"),
-    "lists": (plant("_foreach_copy.default", self={"as_tensors": []}, src=XS, makes=XS), "do not belong together"),
+    "lists": (plant("_foreach_copy.default", self={"as_tensors": []}, src=XS, makes=XS), "sizes do not match"),
     "lists in place": (plant("_foreach_add_.List", self=XS, other={"as_tensors": []}, makes=None), "do not belong"),
     "a dimension": (plant("_fft_r2c.default", self=X, dim=ints(2**40), normalization=one(0), onesided=YES), "belong"),
     "missing": (plant("add.Tensor", self=X), "lacks the argument other"),
