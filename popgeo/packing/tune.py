@@ -194,7 +194,7 @@ def _best(
 
 
 def _try(sample: NDArray[np.int64], slots: NDArray[np.int64], padding: NDArray[np.bool_]) -> Shape:
-    """Pack the sample; if it is only a part of the dataset, count only packs of a full window in equilibrium."""
+    """Pack the sample; if it is only a part of the dataset, leave out the first packs and those of the last window."""
     limits = tuple((slots - padding).tolist())
     budget = Budget(sizes=limits, num_graphs=len(sample))
     packs = window(sample, budget, window=_WINDOW, generator=torch.Generator().manual_seed(0))

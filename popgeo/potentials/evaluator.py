@@ -108,7 +108,7 @@ class Evaluator:
         graphs = self._graphs(systems)
         sizes = np.array([(len(graph.z), graph.edge_index.shape[1]) for graph in graphs])
         few = self._begin(sizes)
-        few.shape_for(*sizes.max(axis=0).tolist())  # so that several systems add one shape
+        few.shape_for(*sizes.max(axis=0).tolist())  # adds at most one shape for all systems
         of = [few.shapes.index(few.shape_for(*each)) for each in sizes.tolist()]
         atoms = torch.arange(sizes[:, 0].sum()).split(sizes[:, 0].tolist())
         found: dict[str, Tensor] = {}
