@@ -63,7 +63,7 @@ def load(folder: Folder, key: str | None, arguments: Arguments) -> CapturedStep 
         return serialize.from_bytes(body, arguments.graph_data) if unchanged else None
     except FileNotFoundError:
         return None
-    except Exception as error:  # a file of another kind may break the reader in any way
+    except Exception as error:  # a file of another kind may raise any error
         warnings.warn(f"{path} is not a compiled step ({error}); compiling again and replacing it.", stacklevel=2)
         return None
 

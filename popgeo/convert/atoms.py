@@ -215,7 +215,7 @@ class AtomsFile(Dataset[Data]):
             names = self._check_keys(names)
             factors = find_factors(by_key, self.file.metadata, names, self.reader.units)
             graph = self.reader.graph(atoms, by_key, names, factors)
-        except Exception as error:  # a damaged file may break a reader in any way
+        except Exception as error:  # a damaged file may raise any error
             raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
         self.factors |= factors
         if ignored and self.reader.labels != "none":
