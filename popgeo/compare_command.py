@@ -68,5 +68,5 @@ def _run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], pd.DataFrame]:
             found |= {f"test {name}": errors.loc["test", name] for name in errors if "test" in errors.index}
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{folder} is not a run of popgeo train with an epoch that has ended ({reason}).") from error
+        raise ValueError(f"{folder} has no completed epoch of popgeo train ({reason}).") from error
     return found, settings, log

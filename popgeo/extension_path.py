@@ -120,7 +120,7 @@ def _update() -> None:
         if name.partition(".")[0] in {*NAMES} - served and _is_in_folder(module.__spec__):
             del sys.modules[name]
     _SWITCHES.close()
-    # PyG 2.8 says that it does not need torch_cluster; programs may.
+    # PyG 2.8 warns that it does not need torch_cluster. A program may still need it.
     warnings.filterwarnings("ignore", "'torch-cluster' is no longer necessary", DeprecationWarning)
     if _SHADOWS and hasattr(sys.modules.get("torch_geometric"), "__version__"):
         _switch_on_in_pyg()

@@ -57,7 +57,7 @@ def _locked(folder: Path) -> int:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o666)
         except OSError as error:
             if path.is_symlink():
-                raise ValueError(f"{path} is a link, and popgeo writes none. Remove it.") from error
+                raise ValueError(f"{path} is a link; popgeo never writes links. Remove it.") from error
             raise
         try:
             if fcntl is None:

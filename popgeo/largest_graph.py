@@ -1,7 +1,7 @@
-"""Size of the largest graph in a dataset, as a note that loaders attach to the vectors `batch` and models read.
+"""Size of the largest graph in a dataset: loaders attach it to the tensor `batch`, and models read it there.
 
 A captured model cannot read values, so it cannot count the nodes of the largest graph by itself. A loader knows this
-number for its whole dataset and notes it; the capture passes it on to the model.
+number for its whole dataset and attaches it; the capture passes it on to the model.
 """
 
 from collections.abc import Iterable, Iterator

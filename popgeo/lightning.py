@@ -158,7 +158,7 @@ class CompiledModule(LightningModule):
         """Add the state of each process's random numbers and the loader's position in the epoch."""
         if self._step is None or not self._step[1].is_compiled:
             return
-        on_gpu = self._step[1].backend is Backend.CUDA  # there a step has no state besides weights and optimizer
+        on_gpu = self._step[1].backend is Backend.CUDA  # its state is in the weights and the optimizer
         runs: list[Any] = [{} if on_gpu else self._step[1].run_state()] * self.trainer.world_size
         if len(runs) > 1:
             dist.all_gather_object(runs, runs[0])

@@ -112,8 +112,8 @@ def memory(
     function = require_module(model)
     if isinstance(sizes, FixedSizeOptions) and options is not None and options.batch_factor > 1:
         raise ValueError(
-            f"A call has {options.batch_factor} micro-batches, and the sizes are of one. Pass a batch of a loader with "
-            "options=options in place of the sizes."
+            f"A call has {options.batch_factor} micro-batches, but the sizes are of one micro-batch. Pass a batch of a "
+            "loader with options=options in place of the sizes."
         )
     args, kwargs = _call_of(model, sizes, example)
     if forces:

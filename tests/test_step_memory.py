@@ -93,7 +93,7 @@ def test_micro_batches_share_the_memory_of_a_step_and_their_gradients_have_a_sum
     assert found.compiled.gradients == 2 * alone.compiled.gradients
     assert found.compiled.activations == alone.compiled.activations
     assert found.eager.activations == alone.eager.activations
-    with pytest.raises(ValueError, match="A call has 3 micro-batches, and the sizes are of one"):
+    with pytest.raises(ValueError, match="A call has 3 micro-batches, but the sizes are of one"):
         popgeo.memory(model, SIZES, adam(model), example=GRAPHS[0], options=options)
 
 

@@ -54,7 +54,7 @@ class Arguments:
             taken = ", ".join(map(str, signature.parameters.values()))
             raise TypeError(f"The model's forward({taken}) does not take these arguments: {error}.") from None
         parts = [(one, given.get(name, one.default)) for name, one in signature.parameters.items()]
-        # A default other than a plain value counts as left out, even if the call passes that object.
+        # An argument that is the default object itself counts as left out, unless it is a plain value.
         kept = {one.name: part for one, part in parts if part is not one.default or isinstance(part, SCALARS)}
         tensors, structure = flatten(kept)
         return cls(signature=signature, tensors=tensors, structure=structure, batch=None if args else whole)

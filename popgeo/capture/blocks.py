@@ -101,7 +101,7 @@ def BeginBlock(layer: Any, name: str | None = None, *, ipu_id: int | None = None
     if any(isinstance(hook, BlockHook) for hook in layer._forward_pre_hooks.values()):
         kind = type(layer).__name__
         raise ValueError(f"This {kind} module has already been assigned to a block; a module begins only one.")
-    # Before the hooks that note the module's name, so that all its operations belong to the block.
+    # The hook runs before the hooks that record the module's name, so all its operations belong to the block.
     layer.register_forward_pre_hook(BlockHook(name, ipu_id), prepend=True)
     return layer
 

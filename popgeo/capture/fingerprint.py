@@ -66,7 +66,7 @@ def hash_sources(*patterns: str) -> str:
 
 def _describe_model(model: nn.Module) -> Iterator[str]:
     for name, module in model.named_modules():
-        yield f"{name}: {_class(type(module))} training={module.training} {_set_for(type(module))}"
+        yield f"{name}: {_class(type(module))} training={module.training} {_settings_of(type(module))}"
         for attribute, value in sorted(vars(module).items()):
             if attribute not in _HOOKS_AND_TABLES and not (attribute.endswith("hooks") and not value):
                 yield f"{name}.{attribute} = {_describe(value)}"
@@ -93,7 +93,7 @@ def _class(cls: type) -> str:
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
 
 
-def _set_for(cls: type) -> dict[str, str]:
+def _settings_of(cls: type) -> dict[str, str]:
     """Return the plain values that a program may set without a change of a source file.
 
     These are attributes of a class, and globals of its methods and of the functions that the methods name.

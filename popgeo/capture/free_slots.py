@@ -133,7 +133,7 @@ class FreeSlots:
         if own is not None and isinstance(result, torch.Size):
             return torch.Size([_count(n, own[0]) if axis == own[1] else n for axis, n in enumerate(result)])
         if own is not None and name in ("size", "numel"):
-            asked = [*args[1:], *kwargs.values(), own[1]][0]  # one axis; the slots' axis if all are asked for
+            asked = [*args[1:], *kwargs.values(), own[1]][0]  # the requested axis; without one, the axis of the slots
             return _count(result, own[0]) if asked % args[0].dim() == own[1] else result
         if own is not None and name == "__len__" and own[1] == 0:
             own[0].refuse()  # Python converts the result to a plain int

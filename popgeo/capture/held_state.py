@@ -256,8 +256,8 @@ class HeldState:
             was_read: Whether the model has used a tensor that is neither parameter nor buffer.
 
         Raises:
-            ReplacedStateError: the model replaces a parameter, a tensor that is no buffer, or a buffer by a tensor of
-                another shape or type.
+            ReplacedStateError: the model replaces a parameter, an unregistered tensor, or a buffer with a new shape or
+                type.
         """
         replaced, lost = [], []
         changed: dict[str, str] = {}

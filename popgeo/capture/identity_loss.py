@@ -58,7 +58,7 @@ def describe_missing_loss(results: Sequence[Tensor]) -> str:
     return f"no scalar that depends on a parameter, but {forms or 'nothing that does'}{remedy}"
 
 
-_LOSSES = frozenset(  # found by name, so that later versions of torch may add some
+_LOSSES = frozenset(  # found by name, so that losses of later versions of torch are included
     made
     for name, made in vars(functional).items()
     if name.endswith("_loss") or "cross_entropy" in name or name == "kl_div"

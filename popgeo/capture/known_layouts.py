@@ -18,7 +18,7 @@ _KNOWN: dict[Any, tuple[Any, ...] | None] = {}
 
 
 class _LayoutUnknownError(Exception):
-    """An error about an operand whose layout does not decide the layout of the result."""
+    """An error about an operand, such as a sparse tensor, for which layouts of results are not remembered."""
 
 
 def run_on_stand_ins(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -54,7 +54,7 @@ def run_on_stand_ins(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def _forms(mode: Any, arguments: Iterable[Any]) -> Iterator[Any]:
-    """Yield what decides the layout of a result: the layouts of stand-ins, and other arguments with their types."""
+    """Yield the facts that decide a result's layout: layouts of stand-ins, and other arguments with their types."""
     for one in arguments:
         if isinstance(one, FakeTensor):
             if one.fake_mode is not mode or one.constant is not None or one.layout is not torch.strided:
@@ -67,7 +67,7 @@ def _forms(mode: Any, arguments: Iterable[Any]) -> Iterator[Any]:
 
 
 def _layouts(result: Any, args: tuple[Any, ...], is_view: bool) -> tuple[Any, ...] | None:
-    """Return a result's container, and what `_made` makes each part of; None if it would make other memory."""
+    """Return a result's container, and the form of each part for `_made`; None if `_made` cannot make such memory."""
     parts, operands, found = result if isinstance(result, list | tuple) else (result,), list[Tensor](), list[Any]()
     append_parts(Tensor, args, operands)
     for part in parts:
@@ -88,7 +88,7 @@ def _layouts(result: Any, args: tuple[Any, ...], is_view: bool) -> tuple[Any, ..
 
 
 def _made(mode: Any, form: Any, args: tuple[Any, ...], is_view: bool) -> Any:
-    """Return a part of a result in the first operand's memory or in new memory, or the operand that it is, or None."""
+    """Return a part of a result: None, an operand, or a stand-in in new memory or in the first operand's memory."""
     if not isinstance(form, tuple):
         return None if form is None else args[form]
     shape, stride, offset, dtype, marks, device = form

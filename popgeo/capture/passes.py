@@ -106,7 +106,7 @@ def run_op(op: Op, values: Mapping[int, Any]) -> dict[int, Any]:
     """
     args, kwargs = (substitute(given, values.__getitem__) for given in (op.args, op.kwargs))
     made = overload(op.target)(*args, **kwargs)
-    results = made if isinstance(made, tuple | list) else (made,) if op.outputs else ()  # a check makes nothing
+    results = made if isinstance(made, tuple | list) else (made,) if op.outputs else ()  # a check has no result
     return {v: result for v, result in zip(op.outputs, results, strict=True) if v is not None}
 
 

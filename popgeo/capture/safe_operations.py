@@ -122,7 +122,7 @@ def require_fitting(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, 
     """
     target = str(func)
     if has_rule(target) and not _FITS[name_of(target)](named_arguments(func, args, kwargs)):
-        raise ValueError(f"{target} takes tensors whose sizes do not belong together")
+        raise ValueError(f"{target} takes tensors whose sizes do not match")
 
 
 def _channels(g: Any, *names: str, may_be_missing: bool = True) -> bool:
@@ -200,7 +200,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "aten._adaptive_avg_pool2d_backward": lambda g: g.grad_output.shape[:-2] == g.self.shape[:-2],
     **dict.fromkeys(["aten._fft_c2c", "aten._fft_c2r", "aten._fft_r2c"], _transforms),
     **dict.fromkeys([one for one in _SAFE if one.startswith("aten._foreach_")], _lists_fit),
-    "aten.round": lambda g: abs(getattr(g, "decimals", 0)) < 400,  # torch multiplies by 10 that many times
+    "aten.round": lambda g: abs(getattr(g, "decimals", 0)) < 400,  # torch multiplies by 10 once per decimal
     "aten.smooth_l1_loss_backward": lambda g: g.self.is_floating_point(),
     "aten.unfold_backward": lambda g: g.grad_in.shape
     == torch.empty(g.input_sizes, device="meta").unfold(g.dim, g.size, g.step).shape,

@@ -119,7 +119,7 @@ def structure_out(structure: Structure) -> Any:
     """Return a nest of results as plain data for JSON.
 
     Raises:
-        TypeError: JSON cannot hold the nest, or graph data among the results is like none of the arguments.
+        TypeError: JSON cannot hold the nest, or graph data in the results has the structure of no argument.
     """
     if isinstance(structure, Leaf):
         return ["slot", structure.shape, torch_name(structure.dtype)]
@@ -158,7 +158,7 @@ def _kind_out(container: Container) -> Any:
         from torch_geometric.data import Data
 
         if container.like is None and (container.kind is not Data or other_keys(container.template, container.keys)):
-            raise TypeError(f"{container.kind.__name__} is like none of the arguments, so it cannot be written as JSON")
+            raise TypeError(f"{container.kind.__name__} has the structure of no argument, so JSON cannot hold it")
         return {"like": container.like}
     kind = container.kind
     if issubclass(kind, Mapping) and container.original is None:

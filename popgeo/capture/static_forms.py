@@ -27,7 +27,7 @@ from popgeo.replaced import replaced
 
 # The form of each function, by module and name. The form of a method takes the original method as its first argument.
 _IN_PYG: dict[tuple[str, str], Any] = {
-    ("torch_geometric.backend", "use_segment_matmul"): False,  # None would read the length of the longest segment
+    ("torch_geometric.backend", "use_segment_matmul"): False,  # PyG's default would read the longest segment's length
     ("torch_geometric.utils._scatter", "scatter"): static_rows.scatter,
     ("torch_geometric.utils._degree", "degree"): static_rows.degree,
     ("torch_geometric.nn.aggr.base", "Aggregation.assert_sorted_index"): static_layers.assume_sorted_index,
@@ -48,8 +48,8 @@ _IN_PYG: dict[tuple[str, str], Any] = {
 _SEARCHES = {
     "knn": static_neighbors.knn,
     "knn_graph": static_neighbors.knn_graph,
-    "radius": static_rows.drop_missing_pairs(static_neighbors.radius),
-    "radius_graph": static_rows.drop_missing_pairs(static_neighbors.radius_graph),
+    "radius": static_rows.with_free_slots(static_neighbors.radius),
+    "radius_graph": static_rows.with_free_slots(static_neighbors.radius_graph),
     "nearest": static_neighbors.nearest,
     "fps": farthest_points.fps_of_graphs,
 }
@@ -78,7 +78,7 @@ def static_forms(slots: FreeSlots) -> Iterator[None]:
         # Torch logs each operation that stand-ins refuse; the error that follows names the model's line.
         stack.enter_context(replaced(fake_tensor.log, "disabled", True))
         if "torch_geometric" in sys.modules:
-            static_rows.pyg_scatter()  # which copies the code before it is replaced
+            static_rows.pyg_scatter()  # copies PyG's code before it is replaced
         for (module, path), form in _IN_PYG.items():
             _replace_function(stack, module, path, form)
         for layer in filter(None, map(sys.modules.get, _SEARCHING_LAYERS)):
@@ -102,7 +102,7 @@ class _TorchForms(TorchFunctionMode):
 
 
 def _knn_of_layers(x: Tensor, y: Tensor, of_x: Any, of_y: Any, k: int, cosine: bool, num_workers: int) -> Tensor:
-    return static_rows.drop_missing_pairs(static_neighbors.knn)(x, y, k, of_x, of_y, cosine)
+    return static_rows.with_free_slots(static_neighbors.knn)(x, y, k, of_x, of_y, cosine)
 
 
 def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:

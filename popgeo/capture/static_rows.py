@@ -107,7 +107,7 @@ def degree(index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | Non
     return scatter(torch.ones(index.size(0), dtype=dtype), index, 0, maybe_num_nodes(index, num_nodes))
 
 
-def drop_missing_pairs(search: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def with_free_slots(search: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a neighbor search with free slots in place of -1, because PyG's searches return no -1."""
 
     @functools.wraps(search)

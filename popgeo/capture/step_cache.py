@@ -42,7 +42,7 @@ def load(folder: Folder, key: str | None, arguments: Arguments) -> CapturedStep 
     Args:
         folder: Folder of the kept steps; None if no steps are kept.
         key: Key of the step, from `key_of`.
-        arguments: Arguments of the model. Results that are graph data are made like graph data among them.
+        arguments: Arguments of the model. Graph data in the results are made like graph data among the arguments.
 
     Raises:
         ValueError: the folder belongs to a different user, or other users can write to it.
@@ -63,7 +63,7 @@ def load(folder: Folder, key: str | None, arguments: Arguments) -> CapturedStep 
         return serialize.from_bytes(body, arguments.graph_data) if unchanged else None
     except FileNotFoundError:
         return None
-    except Exception as error:  # a file of another kind may break the reader in any way
+    except Exception as error:  # a file of another kind may raise any error
         warnings.warn(f"{path} is not a compiled step ({error}); compiling again and replacing it.", stacklevel=2)
         return None
 

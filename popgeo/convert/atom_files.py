@@ -42,7 +42,7 @@ def open_file(path: Path) -> OpenFile:
         opened = _OPENERS.get(path.suffix.lower(), _open_any)(path)
     except ImportError as error:
         raise ValueError(f"Reading {path} needs {error.name}: pip install {error.name}.") from error
-    except Exception as error:  # a damaged file may break a reader in any way
+    except Exception as error:  # a damaged file may raise any error
         known = (
             f"Files that end in {', '.join(SUFFIXES)} can be read, and others that ASE knows: .cif, .pdb, POSCAR, ..."
         )

@@ -65,7 +65,7 @@ def find_names(by_key: Mapping[str, Any], chosen: Keys, wanted: bool = True) -> 
         raise ValueError(f"it has no {missing}, but {sorted(by_key)}. Correct the keys.")
     if re.search("per_?atom", names.get("energy", "").lower()):
         raise ValueError(
-            f"it has {names['energy']!r} as energy, but energy is a total. Multiply it by the number of atoms."
+            f"it has {names['energy']!r} as energy, but the total energy is needed. Multiply it by the number of atoms."
         )
     for name in _TAKEN if wanted else ():
         if name in chosen:

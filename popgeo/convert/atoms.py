@@ -141,7 +141,8 @@ class AtomsReader:
     def names(self, by_key: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         """Return the key of each attribute, and the unused keys with the options that read them."""
         if (keys := tuple(by_key)) not in self._names:
-            self._names = {keys: find_names(by_key, self.keys, self.labels != "none")}  # mostly the same in a file
+            # Only the last result is kept, because most structures of a file have the same keys.
+            self._names = {keys: find_names(by_key, self.keys, self.labels != "none")}
         return self._names[keys]
 
     def graph(self, atoms: Any, by_key: dict[str, Any], names: dict[str, str], factors: dict[str, float]) -> Data:
@@ -214,7 +215,7 @@ class AtomsFile(Dataset[Data]):
             names = self._check_keys(names)
             factors = find_factors(by_key, self.file.metadata, names, self.reader.units)
             graph = self.reader.graph(atoms, by_key, names, factors)
-        except Exception as error:  # a damaged file may break a reader in any way
+        except Exception as error:  # a damaged file may raise any error
             raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
         self.factors |= factors
         if ignored and self.reader.labels != "none":

@@ -65,7 +65,7 @@ class _File(Dataset[Any]):
             atoms = self.file.read(index)
             if self.note is not None:
                 self.note(index, atoms)
-        except Exception as error:  # a damaged file may break a reader in any way
+        except Exception as error:  # a damaged file may raise any error
             raise ValueError(f"{self.path}, structure {index}: {str(error) or repr(error)}") from error
         return atoms
 
@@ -159,7 +159,7 @@ class _ReadStructures:
         try:
             parts = parts_of(structures[index], keys)
             row = measure(parts, self.bonds)
-        except Exception as error:  # a damaged file may break a reader in any way
+        except Exception as error:  # a damaged file may raise any error
             self.first_error = self.first_error or str(error) or repr(error)
             _count(self.noted, ("structures that cannot be read", self.first_error), index)
             return

@@ -64,7 +64,7 @@ def add_energy_columns(table: pd.DataFrame, counts: pd.DataFrame) -> None:
         far = ((residual - residual.median()).abs() > widths * spread) & (residual.abs() > least)
         ratio = (one.energy / expected)[rows].to_numpy()
         near = (np.abs(ratio[:, None] / _FACTORS - 1) < 0.04).any(axis=1)
-        is_split = (near | (np.abs(ratio - 1) < 0.04)).sum() > 0.9 * len(near)  # into clusters of any size
+        is_split = (near | (np.abs(ratio - 1) < 0.04)).sum() > 0.9 * len(near)  # into two clusters, of any sizes
         unit = near & (far | (is_split & (residual.abs() > 0.1)))
         noted = residual.index[unit | (far & (rows.equals(many) | ~many[rows]))]
         table.loc[noted, ["expected", "residual"]] = np.stack([expected[noted], residual[noted]], axis=1)

@@ -66,7 +66,7 @@ def _newest(file: BinaryIO, size: int) -> tuple[int, int, int, int]:
         states.append((transaction, main))
     _, (_, flags, depth, *_, num_entries, root) = max(states, key=lambda state: state[0])
     if flags:
-        raise ValueError("it sorts its keys, or keeps several values under one key, as no aselmdb does")
+        raise ValueError("it is not an aselmdb, because it sorts its keys or keeps several values per key")
     return page_bytes, depth, num_entries, root
 
 

@@ -18,7 +18,7 @@ _ENDINGS = {
     "virial": ("virial", "virials"),
 }
 _NOT_LABELS = {"numbers", "positions", "z", "pos", "cell", "pbc", "tags", "momenta", "masses", "initial_magmoms"}
-_NAMES = (  # of the numbers of a row; missing values are absent
+_NAMES = (  # names of the numbers in a row; a missing number is left out
     "num_atoms energy pbc lowest_z highest_z constrained finite volume handed shape has_cell has_images height outside "
     "extent vacuum filled isolated shortest relative first second bond in_unit_box print0 print1 print2 print3 "
     "lowest_energy stress work asymmetry largest_force rms_force net_force zero_forces all_zero restoring stiffness "

@@ -49,7 +49,7 @@ def read_other(path: Path, kind: str, opened: IO[bytes]) -> list[Any]:
     for index, atoms in enumerate(structures):
         if in_part := [share for share in map(float, _occupancies(atoms)) if 0 < share < 1]:
             raise ValueError(
-                f"structure {index} has atoms that occupy a place in part ({in_part[0]:g}). Choose an ordered "
+                f"structure {index} has atoms on partially occupied sites ({in_part[0]:g}). Choose an ordered "
                 "structure, as with pymatgen's OrderDisorderedStructureTransformation."
             )
         if not len(atoms):
@@ -84,7 +84,7 @@ def _require_masses_of_elements(text: str) -> None:
         if head.startswith("ATOMS") and "element" not in columns:
             for mass in {float(row.split()[columns.index("mass")]) for row in rows if row.strip()}:
                 if np.abs(atomic_masses[1:] - mass).min() > _MASS_TOLERANCE:
-                    raise ValueError(f"it has atoms of mass {mass:g}, which is no element's. Write `element`.")
+                    raise ValueError(f"it has atoms of mass {mass:g}, which no element has. Write `element`.")
 
 
 def molecule_starts(file: IO[bytes]) -> list[int]:

@@ -53,7 +53,7 @@ def read_pt(path: Path, trust: bool = False) -> Any:
             _require_whole(file)
             with torch.serialization.safe_globals(_OF_PYG):
                 content = torch.load(file, weights_only=not trust)
-        except Exception as error:  # a damaged file may break the reader in any way
+        except Exception as error:  # a damaged file may raise any error
             remedy = "Write or download it again; it may be damaged."
             if isinstance(error, pickle.UnpicklingError):
                 remedy = "If it comes from a source that you trust, pass --trust."

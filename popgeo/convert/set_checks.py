@@ -90,8 +90,8 @@ def common_labels(parts: Mapping[str, list[Data]], wanted: Sequence[str] = ()) -
         wanted: Labels that the user requests.
 
     Raises:
-        ValueError: a structure lacks a label that other structures have, a label counts in no structure of train, or no
-            label counts in some part.
+        ValueError: some structures lack a label that others have, or a label has the weight 0 in all structures of
+            train, or all labels have the weight 0 in one part.
     """
     places = [(part, i, one) for part, some in parts.items() for i, one in enumerate(some)]
     labels, judged = [], set()
@@ -120,7 +120,7 @@ def common_labels(parts: Mapping[str, list[Data]], wanted: Sequence[str] = ()) -
         if some and labels and part not in judged:
             raise ValueError(
                 f"No structure of {part} counts: {' and '.join(labels)} are absent or have the weight 0 in all "
-                f"{len(some)}, so that nothing could be judged. Give structures that count, as by --{part} FILE."
+                f"{len(some)}, so the model could not be evaluated. Give structures that count, as by --{part} FILE."
             )
     return tuple(labels)
 

@@ -117,7 +117,7 @@ def _tables(path: Path, column: str | None, targets: Sequence[str]) -> Iterator[
                 yield found, table if kind == ".csv" else _without_marks(table)
     except _MissingColumnError as error:
         raise ValueError(f"{path} {error}") from None
-    except Exception as error:  # a damaged file may break pandas in any way
+    except Exception as error:  # a damaged file may raise any error
         raise ValueError(f"{path} cannot be read: {error!r}. Check that the file is complete.") from error
 
 

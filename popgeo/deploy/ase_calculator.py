@@ -221,7 +221,7 @@ class Calculator(SystemsCalculator):
         self._has_crystals, self._kept = bool(has_cell.any()), ()
         self._slots = {shape: slots for shape, slots in self._slots.items() if shape in self._few.shapes}
         self._evaluate = {key: run for key, run in self._evaluate.items() if key[0] in self._few.shapes}
-        if process_group is not None and self._compile is not None:  # so that none compiles alone later
+        if process_group is not None and self._compile is not None:  # all processes compile now, none later
             for shape in self._few.shapes:
                 self._program(shape, self._has_crystals)(*self._slots_of(shape).given)
 
@@ -265,7 +265,7 @@ class Calculator(SystemsCalculator):
         rule, most = self._rule, int(np.bincount(edge_index[1]).max(initial=0))
         limit = None if rule is None else rule.max_num_neighbors
         if rule is None or limit is None or most <= limit or (rule.is_default and any(atoms.pbc)):
-            return pos, edge_index, edge_shift  # with the default limit, periodic models learned from full lists
+            return pos, edge_index, edge_shift  # the training of periodic models ignores a default limit
         if any(atoms.pbc):
             raise ValueError(rule.why_not_all(most))
         if rule.is_default and not self._has_warned:
@@ -277,7 +277,7 @@ class Calculator(SystemsCalculator):
                 stacklevel=3,
             )
         places = torch.from_numpy(pos).to(self._device, self._dtype_of_search)
-        assert rule.search is not None  # it has a limit
+        assert rule.search is not None  # a rule with a limit has a search
         edges, lengths = rule.search(places, torch.zeros(len(places), dtype=torch.int64, device=self._device))
         found = edges[:, (lengths < rule.cutoff) & (edges[0] != edges[1])].cpu().numpy()
         found = np.hstack([found, found[::-1]]) if getattr(rule.search, "half_list", False) else found
@@ -285,7 +285,7 @@ class Calculator(SystemsCalculator):
 
     def _shape_for(self, num_atoms: int, num_edges: int) -> Shape:
         """Return the shape for a structure; the first structure determines sizes that were not asked for."""
-        if self._compile is None:  # eager code gets exact sizes, and needs no other memory
+        if self._compile is None:  # eager code needs no padding
             self._few.shapes, self._slots = [(num_atoms, with_spare_edges(num_edges))], {}
         elif not self._few.shapes:
             self._few.shapes.append((self._asked[0] or num_atoms, self._asked[1] or with_spare_edges(num_edges)))

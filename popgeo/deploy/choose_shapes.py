@@ -77,7 +77,7 @@ def _estimate(sizes: np.ndarray, groups: np.ndarray, weights: np.ndarray, batch_
     num_batches = np.maximum(1, np.round((end - start) / batch_size))[:, None]
     slots = np.maximum(largest, total / num_batches)
     needed = np.ceil((total / np.maximum(slots, 1)).max(1, initial=1))
-    # _CALL is for the shape itself: of two equally expensive cuts, smaller batches need less memory.
+    # _CALL is the cost of the shape. Of equally expensive cuts it prefers smaller batches, which need less memory.
     return ((needed + _CALL) * (slots @ weights)).tolist()
 
 

@@ -65,8 +65,8 @@ class FewShapes:
         words = f"{found}, but the largest shape has {atoms} and {edges}"
         if self._is_agreed:
             raise ValueError(
-                f"{words}. Processes have agreed on the shapes, and none compiles alone. Call make_room(structures, "
-                "process_group) in all of them again; here the structures must include this one."
+                f"{words}. All processes must compile the same shapes. Call make_room(structures, process_group) again "
+                "in all of them; in this process the structures must include this one."
             )
         # More atoms mean a new structure, for which all sizes grow; in dynamics only edges can become more.
         held = (atoms, edges) if num_atoms <= atoms else (0, 0)

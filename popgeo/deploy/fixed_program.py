@@ -111,7 +111,7 @@ class ForceModel(nn.Module):
         self.model = model
         taken = {one.name: one for one in _parameters(model)}
         self.adds_cell = "edge_shift" in taken and "cell" not in taken
-        # Models with a rule read cells only to check edges.
+        # Models with a neighbor rule read cells only to check edges.
         self.strains = self.adds_cell or hasattr(model, "neighbor_rule")
         if self.adds_cell:
             taken["cell"] = inspect.Parameter("cell", inspect.Parameter.KEYWORD_ONLY, default=None)

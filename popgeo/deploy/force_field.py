@@ -55,7 +55,7 @@ class ForceField(nn.Module):
         super().__init__()
         self.errors: dict[str, float] = {}
         if name not in MODELS:
-            raise ValueError(f"There is no model {name!r}, but {', '.join(MODELS)}.")
+            raise ValueError(f"There is no model {name!r}; the models are {', '.join(MODELS)}.")
         self.name, self.settings = name, dict(settings)
         self.net = MODELS[name](**settings)
         if not 0 < self.net.cutoff < torch.inf:
@@ -150,7 +150,7 @@ class ForceField(nn.Module):
             field = _like(kept["name"], kept["settings"], kept["state_dict"])
             field.load_state_dict(kept["state_dict"])
             field.errors = {str(name): float(error) for name, error in kept.get("errors", {}).items()}
-        except Exception as error:  # wrong settings may break a model in any way
+        except Exception as error:  # wrong settings may raise any error
             reason = str(error) if type(error) is ValueError else f"an entry is missing or of a wrong kind: {error!r}"
             raise ValueError(f"{path} is not a force field of popgeo: {reason:.200}") from error
         return field.eval()

@@ -19,7 +19,7 @@ _NOTES = "popgeo"
 _SEAL = b"\x0a\x0dpopgeo.sha256\x12" + bytes([SEAL_BYTES])  # an entry of `metadata_props`, without its value
 
 
-def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], notes: str) -> bytes:
+def onnx_bytes(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], notes: str) -> bytes:
     """Return a program as the bytes of an ONNX file with named inputs and outputs.
 
     Args:
@@ -48,7 +48,7 @@ def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], n
     with torch.no_grad():
         lowered = make_fx(torch.func.functionalize(own_results), decomposition_table=decompositions())(*given)
     try:
-        # Without the converter's own optimizer, which removes an addition of 1e-8.
+        # `optimize=False`, because the converter's own optimizer removes an addition of 1e-8.
         made: Any = torch.onnx.export(
             torch.export.export(lowered, given),
             dynamo=True,
@@ -60,7 +60,7 @@ def write_onnx(modules: Sequence[fx.GraphModule], examples: Sequence[Tensors], n
             custom_translation_table=dict(translations()),
         )
     except torch.onnx.errors.OnnxExporterError as error:
-        raise ValueError(f"The model has no form in ONNX: {_cause(error)}") from error
+        raise ValueError(f"The model cannot be written as ONNX: {_cause(error)}") from error
     optimizer.fold_constants(made.model)
     optimizer.remove_unused_nodes(made.model)
     model = made.model_proto
@@ -90,7 +90,7 @@ def open_onnx(data: bytes, inputs: Sequence[Tensors]) -> list[Callable[..., list
     runtime = needed("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    # No folding: it would allocate any tensor that a file declares, and `write_onnx` has folded already.
+    # No folding: it would allocate any tensor that a file declares, and `onnx_bytes` has folded already.
     kept = {"providers": ["CPUExecutionProvider"], "disabled_optimizers": ["ConstantFolding"]}
     session = runtime.InferenceSession(_checked(data).SerializeToString(), options, **kept)
     taken, outputs = ([one.name for one in part] for part in (session.get_inputs(), session.get_outputs()))

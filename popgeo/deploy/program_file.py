@@ -14,12 +14,12 @@ from popgeo.atomic_write import write_atomically
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.deploy.compile_program import compiled_by
 from popgeo.deploy.fixed_program import Tensors
-from popgeo.deploy.onnx_program import open_onnx, read_notes_of_onnx, write_onnx
+from popgeo.deploy.onnx_program import onnx_bytes, open_onnx, read_notes_of_onnx
 from popgeo.deploy.plain_operations import plain_module
 from popgeo.deploy.predictions import Predictions
 from popgeo.deploy.predictor import Predictor
-from popgeo.deploy.program_notes import read_notes, write_notes
-from popgeo.deploy.torch_program import open_compiled, open_torch, read_notes_of_archive, write_compiled, write_torch
+from popgeo.deploy.program_notes import notes_as_json, read_notes
+from popgeo.deploy.torch_program import compiled_bytes, open_compiled, open_torch, read_notes_of_archive, torch_bytes
 from popgeo.engine.backend import Backend
 from popgeo.sealed_file import has_checksum, kind_of, sealed, unsealed
 
@@ -84,7 +84,7 @@ def export(
     # All graphs decide the levels of attributes; the smallest graph may leave them open.
     choices |= {"layout": next(iter(predictor.programs.values())).layout}
     smallest = copy.copy(min(graphs, key=lambda graph: graph.num_nodes))
-    if "cutoff" in smallest:  # only for a check of pairs, which these graphs have passed
+    if "cutoff" in smallest:  # only the check of pairs reads it, and has passed
         del smallest["cutoff"]
     made, examples, plain = [], [], []
     for shape in predictor.shapes:
@@ -96,7 +96,7 @@ def export(
         made.append((program, program.run(*example.values())))
         examples.append(example)
         plain.append(plain_module(program.model, example))
-    notes = write_notes(made, format, units or {})
+    notes = notes_as_json(made, format, units or {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # by torch's exporters about torch
         data = _WRITERS[format](plain, examples, notes)
@@ -193,5 +193,5 @@ def _by_name(function: Callable[..., Sequence[Tensor]], results: Sequence[str]) 
     return run
 
 
-_WRITERS = {"torch": write_torch, "aotinductor": write_compiled, "onnx": write_onnx}
+_WRITERS = {"torch": torch_bytes, "aotinductor": compiled_bytes, "onnx": onnx_bytes}
 _OPENED = {"torch": open_torch, "aotinductor": open_compiled, "onnx": open_onnx}

@@ -20,7 +20,7 @@ _MOST = 2**40  # slots of a batch
 _BY_NAME = ("AttrNamePadding", "NodeTypePadding", "EdgeTypePadding")  # classes of PyG
 
 
-def write_notes(programs: Sequence[tuple[FixedProgram, Tensors]], format: str, units: Mapping[str, str]) -> str:
+def notes_as_json(programs: Sequence[tuple[FixedProgram, Tensors]], format: str, units: Mapping[str, str]) -> str:
     """Return the metadata of a program file as JSON.
 
     Args:

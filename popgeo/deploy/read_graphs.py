@@ -133,7 +133,7 @@ def opened(loader: Any) -> Any:
         ValueError: the loader gives each process a part of the graphs.
     """
     if getattr(loader, "world_size", getattr(getattr(loader, "sampler", None), "num_replicas", 1)) > 1:
-        raise ValueError("The loader has only a part of the graphs, but Predictor shares them out. Pass the dataset.")
+        raise ValueError("The loader yields only a part of the graphs, but Predictor divides them. Pass the dataset.")
     source = getattr(loader, "source", None)
     if isinstance(source, FlatSource) and not (source.collater.trim_nodes or source.collater.trim_edges):
         return source.store.view(loader.plan().indices)

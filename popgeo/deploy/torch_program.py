@@ -21,7 +21,7 @@ Examples = Sequence[Tensors]
 Functions = Sequence[Callable[..., Sequence[Tensor]]]
 
 
-def write_torch(modules: Modules, examples: Examples, notes: str) -> bytes:
+def torch_bytes(modules: Modules, examples: Examples, notes: str) -> bytes:
     """Return the bytes of a file of programs. `torch.export.load` reads the file and returns its first program.
 
     Args:
@@ -36,10 +36,10 @@ def write_torch(modules: Modules, examples: Examples, notes: str) -> bytes:
     return _packaged(notes, exported_programs=programs)
 
 
-def write_compiled(modules: Modules, examples: Examples, notes: str) -> bytes:
+def compiled_bytes(modules: Modules, examples: Examples, notes: str) -> bytes:
     """Return the bytes of a file with compiled programs (machine code for this type of CPU) and their weights.
 
-    The arguments are those of `write_torch`.
+    The arguments are those of `torch_bytes`.
 
     Raises:
         ValueError: a C++ compiler is missing.
@@ -63,7 +63,7 @@ def parts_of_archive(data: bytes) -> dict[str, bytes]:
     """Return the entries of an archive by name, without the name of the first folder.
 
     Raises:
-        ValueError: neither `write_torch` nor `write_compiled` made the archive.
+        ValueError: neither `torch_bytes` nor `compiled_bytes` made the archive.
     """
     entries = entries_of(data)
     if len({entry.partition("/")[0] for entry in entries}) != 1:
@@ -77,7 +77,7 @@ def read_notes_of_archive(data: bytes) -> str:
 
 
 def open_torch(data: bytes, inputs: Examples) -> Functions:
-    """Return the programs of a file that `write_torch` made. No code in the file is executed.
+    """Return the programs of a file that `torch_bytes` made. No code in the file is executed.
 
     Args:
         data: The file.
@@ -91,7 +91,7 @@ def open_torch(data: bytes, inputs: Examples) -> Functions:
 
 
 def open_compiled(data: bytes, inputs: Examples) -> Functions:
-    """Return the programs of a file that `write_compiled` made, which are machine code."""
+    """Return the programs of a file that `compiled_bytes` made, which are machine code."""
     from torch._inductor.package.package import load_package
 
     with tempfile.TemporaryDirectory() as folder:

@@ -139,10 +139,10 @@ def _capture_and_plan(
     if machine is not None:
         accounted = step
         if any(op.target.startswith("popgeo.interaction") for op in step.graph.ops):
-            with filters_at_each_edge():  # as published programs compute filters, which the machine accounts for
+            with filters_at_each_edge():  # as in the published programs that the machine models
                 accounted = capture()
         plan = machine.plan(recipe, arguments, accounted, update)
-        if kept is None:  # a step in the cache has passed this
+        if kept is None:  # a step in the cache has passed this check
             plan.require_fit()
     if kept is None:
         step_cache.save(options.cache_dir, key, step)

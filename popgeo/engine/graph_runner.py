@@ -229,7 +229,7 @@ def _copy(made: Sequence[Any], places: Sequence[Tensor]) -> None:
 def _bound_body(
     graph: OpGraph, operands: Sequence[Ref], tensors: Mapping[int, Tensor]
 ) -> tuple[GraphRunner, list[Tensor]]:
-    """Return the runner of a loop's or branch's body, and the operands that it copies in; it shares the others."""
+    """Return the runner of a loop's or branch's body, and the operands to copy into it; it shares other operands."""
     given = dict(zip(graph.inputs, (tensors[ref.value] for ref in operands), strict=True))
     own = [one for one in given if one.name.startswith("given.")]
     return GraphRunner(graph, {one: given[one] for one in given if one not in own}), [given[one] for one in own]

@@ -23,7 +23,7 @@ _NO_RESERVE = {"linux": 0x4000, "darwin": 0x40}  # MAP_NORESERVE, which Python's
 
 
 class PlannedMemory:
-    """The memory of programs that are planned and never run: addresses, to which the system gives no memory.
+    """The memory of programs that are planned and never run: addresses without physical memory.
 
     Attributes:
         sizes: Bytes of each buffer that the programs would allocate.
@@ -33,14 +33,14 @@ class PlannedMemory:
         self.sizes: list[int] = []
 
     def buffer(self, nbytes: int) -> Tensor:
-        """Return a buffer at addresses of its own, which nothing may read or write. The result is uint8 [nbytes]."""
+        """Return a buffer at unused addresses, uint8 [nbytes]. Nothing may read or write it."""
         if nbytes < _MAPPED_FROM or sys.platform not in _NO_RESERVE:
             return torch.empty(nbytes, dtype=torch.uint8)  # most systems give memory at the first write
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE[sys.platform]
         return torch.frombuffer(mmap.mmap(-1, nbytes, flags=flags), dtype=torch.uint8)
 
     def like(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the same layout, at addresses of its own."""
+        """Return a tensor of the same layout, at unused addresses."""
         nbytes = max(tensor.untyped_storage().nbytes(), tensor.itemsize)
         return self.buffer(nbytes).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
@@ -163,9 +163,9 @@ def _place_blocks(blocks: Sequence[_Block]) -> int:
 
 
 def _memory_of(block: _Block, buffer: Tensor) -> Tensor:
-    """Return the bytes of a block as a memory of its own; some functions of torch ignore where a tensor begins in it.
+    """Return the bytes of a block as a separate storage, uint8 [block.size], which keeps the buffer alive.
 
-    One is `torch.set_rng_state`, in torch 2.13. The result is uint8 [block.size] and keeps the buffer alive.
+    Some functions ignore the offset of a tensor in its storage, such as `torch.set_rng_state` of torch 2.13.
     """
     memory = (ctypes.c_uint8 * block.size).from_address(buffer.data_ptr() + block.start)
     memory.buffer = buffer  # type: ignore[attr-defined]

@@ -47,7 +47,7 @@ class BytesByKind:
 
 
 def _filter_memory(module: nn.Module) -> tuple[int, int]:
-    """Return the bytes that the check of filters on grids keeps, and the most that it takes; it follows the weights."""
+    """Check the filters on grids; return the bytes that the check keeps, and its peak bytes."""
     with Allocations() as made:
         for part in parts_with_filters(module):
             part.refine_filters()
@@ -66,7 +66,7 @@ def compiled_use(recipe: Recipe, arguments: Arguments) -> tuple[BytesByKind, Any
         ValueError: the step cannot be compiled; see `bind_step`.
     """
     kept, most = _filter_memory(recipe.module)
-    most = 0 if recipe.optimizer is None else most - kept  # weights that stay are checked before the step has memory
+    most = 0 if recipe.optimizer is None else most - kept  # constant weights are checked before the step has memory
     with planned_memory() as memory:
         bound = bind_step(recipe, arguments, Replicas.of_this_process(recipe.options.replication_factor))
         runner = bound.on_processor

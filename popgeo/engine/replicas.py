@@ -270,7 +270,7 @@ def refuse_shared_statistics(model: nn.Module, replicas: int) -> None:
         raise ValueError(
             f"{', '.join(synced)} would share its statistics among {replicas} replicas, each of which runs alone "
             "between two updates. Use BatchNorm1d, which keeps statistics per replica, a norm within each graph, or "
-            "replication_factor=1 and larger micro-batches. A plan (ipu.estimate, ipu.pipeline) has its exchange."
+            "replication_factor=1 and larger micro-batches. Plans (ipu.estimate, ipu.pipeline) do model such a norm."
         )
 
 

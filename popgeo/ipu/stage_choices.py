@@ -109,7 +109,7 @@ the blocks that the model names.
     )
 
 
-# The names of schedules in TensorFlow for the IPU. Both pipelined schedules keep step.
+# The names of schedules in TensorFlow for the IPU. Both pipelined schedules are "lock_step".
 _LOCK_STEP = ("PipelineSchedule.Grouped", "PipelineSchedule.Interleaved")
 _OF_TENSORFLOW = {**dict.fromkeys(_LOCK_STEP, "lock_step"), "PipelineSchedule.Sequential": "sharded"}
 

@@ -18,9 +18,9 @@ class IpuTarget:
     tiles takes 213 cycles on an idle machine and 264 on a busy one (arXiv:1912.03413, section 4), so one
     synchronisation counts 240. The launch of a compute set is the constant part of cycle counts in the notebooks of
     github.com/graphcore-research/tessellate-ipu. Links between IPUs and the latency of the host are from
-    arXiv:1912.03413. From the host it measured 6 gigabytes per second for one IPU of the first generation and 11.35 for
-    two, 72 % of the 15.75 of their bus (PCI Express 3, 16 lanes). An IPU of the second generation counts with the same
-    share of the 100 gigabit per second of its machine's network card (IPU-M2000 data sheet). The host call is fitted to
+    arXiv:1912.03413. There one IPU of the first generation received 6 gigabytes per second from the host, and two
+    received 11.35: 72 % of the 15.75 of their bus (PCI Express 3, 16 lanes). For the second generation the same share
+    of the 100 gigabit per second of its machine's network card is assumed (IPU-M2000). The host call is fitted to
     the published scaling of SchNet (github.com/graphcore-research/hydronet-gnn). Streaming memory is DDR4 that gives
     about 20 gigabytes per second to the four IPUs of a machine together (IPU-M2000 data sheet); the first generation
     has the host's memory instead.

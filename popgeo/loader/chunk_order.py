@@ -30,10 +30,10 @@ class ChunkOrder:
     """A random order of a store on disk.
 
     The graphs are cut into chunks in their order on disk. Each epoch draws an order of the chunks. It then takes chunks
-    with `window` graphs at a time and draws an order of these graphs. Every graph comes once per epoch, at a uniformly
-    random place, with one exception: two graphs of the same chunk always come within one window of each other. In a
-    plain shuffle they would with a chance of `window / num_graphs`. Two graphs of one window share a batch with the
-    same chance as in a plain shuffle of that window.
+    that contain `window` graphs together, and draws an order of these graphs. Every graph comes once per epoch, at a
+    uniformly random place, with one exception: two graphs of the same chunk are always within one window. In a plain
+    shuffle the chance of this is `window / num_graphs`. Two graphs of one window share a batch with the same chance as
+    in a plain shuffle of that window.
 
     Args:
         chunk: Number of consecutive graphs that stay in one window.
@@ -125,7 +125,7 @@ class ReadAhead:
         if self._process != os.getpid():  # a forked child has no thread of its parent
             self._thread, self._process = ThreadPoolExecutor(1, "popgeo-read-ahead"), os.getpid()
         position, at_once = int(packs.ptr[start]), max(1, min(_GRAPHS_AT_ONCE, self.order.window // 8))
-        # More new chunks than packing can have pending: another order decides, which would request everything.
+        # With more new chunks than this the packs are not in the order of chunks, so requests would cover the file.
         most_chunks = 2 * max(self.order.window, _MOST_PENDING) // self.order.chunk
         while self._asked < min(position + self.order.window, packs.num_graphs):
             ids = packs.indices[self._asked : self._asked + at_once]

@@ -137,9 +137,9 @@ class FixedSizeDataLoader(EpochLoader):
                 f"A {type(dataset).__name__} cannot be indexed. Pass its graphs to popgeo.loader.stream_batches."
             )
         if self.over_size_strategy is OverSizeStrategy.Alone:
-            raise ValueError("Batches of this loader have one size, so none can be Alone. Pass Skip or one that trims.")
+            raise ValueError("All batches have one size, so no graph can be Alone. Pass Skip or one that trims.")
         if epoch.batch_sampler is not None and self.strategy is not FixedSizeStrategy.PadToMax:
-            raise ValueError("A batch_sampler decides the batches: it excludes shuffle and strategies but PadToMax.")
+            raise ValueError("A batch_sampler decides the batches; leave out shuffle and strategies except PadToMax.")
 
     @property
     def num_skipped(self) -> int:

@@ -107,7 +107,7 @@ class EpochChoices:
         >>> EpochChoices(shuffle=True, sampler=[0, 1])
         Traceback (most recent call last):
             ...
-        ValueError: A sampler or batch_sampler decides the order: it excludes shuffle and the other.
+        ValueError: Only one of shuffle, sampler and batch_sampler can decide the order; leave out the others.
     """
 
     shuffle: bool = False
@@ -132,7 +132,9 @@ class EpochChoices:
                 "numbers of graphs, which each epoch reads again. For random order pass shuffle=True."
             )
         if sum((bool(self.shuffle), self.sampler is not None, self.batch_sampler is not None)) > 1:
-            raise ValueError("A sampler or batch_sampler decides the order: it excludes shuffle and the other.")
+            raise ValueError(
+                "Only one of shuffle, sampler and batch_sampler can decide the order; leave out the others."
+            )
         rank, world_size = self.rank, self.world_size
         if (rank is None) != (world_size is None):
             raise ValueError(f"rank is {rank} and world_size {world_size}; pass both, or neither.")
@@ -143,7 +145,7 @@ class EpochChoices:
         if self.output == "numpy" and self.device is not None and str(self.device) != "cpu":
             raise ValueError(f"output is 'numpy' and device {self.device!r}; NumPy knows the processor's memory only.")
         if self.feature_dtype is not None and self.device is None:
-            raise ValueError("feature_dtype converts batches on their way to a device. Pass device=, 'cpu' if need be.")
+            raise ValueError("feature_dtype converts batches on their way to a device. Pass device='cpu' or a GPU.")
 
     def seeded_if(self, draws: bool) -> "EpochChoices":
         """Return these options, with seed 0 if nothing is drawn and no seed was given.

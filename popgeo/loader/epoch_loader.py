@@ -185,7 +185,7 @@ class EpochLoader(DataLoader):
         batches = self._batches(run, plan)
         items = under_accelerate(self, batches, run, plan) if self._is_prepared else batches
         while True:
-            with plain_surroundings():  # not around the loop, whose body is the caller's
+            with plain_surroundings():  # the caller's code runs outside of it
                 item = next(items, end)
             if item is end:
                 return

@@ -37,7 +37,7 @@ class SizesPacker(StrategyPacker):
 
     def __post_init__(self) -> None:
         if self.strategy is FixedSizeStrategy.PadToMax:
-            raise ValueError("PadToMax counts graphs alone and holds no budget. Use torch's BatchSampler, or Window.")
+            raise ValueError("PadToMax ignores the sizes of graphs. Use torch's BatchSampler, or Window.")
         if self.over_size_strategy.trims_nodes or self.over_size_strategy.trims_edges:
             raise ValueError("A sampler cannot trim graphs. Pass Error, Skip or Alone, or use a FixedSizeDataLoader.")
 

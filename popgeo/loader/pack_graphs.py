@@ -102,7 +102,7 @@ class GraphPacker(StrategyPacker):
         num_full, limits = len(sizes) // count, self.options.limits(self.opened.store.size_axes)
         if not (sizes.sum(0) * count > limits * len(sizes)).any():  # sort only if needed
             return
-        # At best the largest graphs are in the last batch, which is not full.
+        # In the best case the largest graphs are in the last batch, which may be only partly full.
         needed = np.sort(sizes, axis=0)[: num_full * count].sum(0) / max(num_full, 1)
         if (needed > limits).any():
             dim = int((needed > limits).argmax())
@@ -183,7 +183,7 @@ def pack_epoch(
     elif strategy is FixedSizeStrategy.PadToMax:
         packs = in_equal_numbers(np.arange(len(sizes)), budget.num_graphs, choices.drop_last)
     elif isinstance(strategy, FixedSizeStrategy):
-        assert strategy.packing is not None  # only PadToMax has none
+        assert strategy.packing is not None  # only PadToMax has no packing function
         packs = strategy.packing(sizes, budget, generator=generator)
     else:
         packs = strategy(sizes, budget, generator=generator)

@@ -27,7 +27,7 @@ def in_background(items: Iterator[T], depth: int = 1) -> Iterator[T]:
         [1, 2, 3]
     """
     consumer = _Consumer()
-    # Queues in C: an interrupt leaves no lock of theirs behind. Each entry of `room` allows one more item.
+    # These queues are written in C, so an interrupt leaves no lock held. Each entry of `room` allows one more item.
     ready: queue.SimpleQueue[object] = queue.SimpleQueue()
     room: queue.SimpleQueue[None] = queue.SimpleQueue()
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -53,7 +53,7 @@ def used_of(state: Mapping[str, Any], num_items: int) -> tuple[EpochProgress, ..
     used, batches = state.get("used", ()), state.get("batches")
     is_table = isinstance(used, list | tuple) and all(isinstance(one, list | tuple) and len(one) == 3 for one in used)
     if not is_table:
-        raise ValueError(f"The state says that 'used' is {str(used)[:99]}; it is a list of three numbers each.")
+        raise ValueError(f"The state says that 'used' is {str(used)[:99]}; pass lists of three numbers.")
     limits = {"epoch": (0, _MOST), "position": (0, num_items)}
     if state.get("seed", 0) is not None or used:  # None before the first epoch
         limits["seed"] = -_MOST, _MOST
@@ -118,13 +118,13 @@ class Run:
         resumes: Fingerprint of the batches when the state was taken; None if no state was loaded.
     """
 
-    __slots__ = ("began", "beside", "epoch", "has_started", "is_copy", "is_over", "resumes", "used")
+    __slots__ = ("began", "epoch", "has_started", "is_copy", "is_over", "outer", "resumes", "used")
 
     def __init__(self, epoch: int, used: tuple[EpochProgress, ...] = (), resumes: int | None = None) -> None:
         self.epoch, self.used, self.resumes = epoch, used, resumes
         self.has_started = self.is_copy = self.is_over = False
         self.began: float | None = None  # time of `time.perf_counter`
-        self.beside: Run | None = None  # the older pass that was running when this pass began
+        self.outer: Run | None = None  # the older pass that was running when this pass began
 
     @property
     def position(self) -> int:

@@ -228,7 +228,7 @@ class EpochSampler:
         self._run = run = Run(plan.key[1]) if at.has_started else Run(at.epoch, at.used, at.resumes)
         run.go_on(plan.shard)
         run.began, run.has_started, run.is_copy, self._is_loaded = began, True, is_copy, False
-        run.beside = None if self._given is None or self._given.is_over else self._given
+        run.outer = None if self._given is None or self._given.is_over else self._given
         return run, plan
 
     def give(self, run: Run) -> None:
@@ -240,13 +240,14 @@ class EpochSampler:
         """Record that a pass has ended or was abandoned.
 
         A pass may run within an older pass, for example to inspect one batch or to evaluate. After it, states and the
-        next epoch are again those of the older pass. An older pass of only one item is ignored as such an inspection.
+        next epoch are again those of the older pass. An older pass that yielded only one item counts as an inspection,
+        and is not continued.
 
         Args:
             run: The pass.
             is_whole: Whether the pass yielded all of its items.
         """
-        run.is_over, older = True, run.beside
+        run.is_over, older = True, run.outer
         is_within = self._given is run and older is not None and not older.is_over
         if older is not None and is_within and (older.position > 1 or run.position <= 1):
             self._given = older

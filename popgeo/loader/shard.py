@@ -95,7 +95,7 @@ def num_mini_batches(options: Any, world_size: int = 1) -> int:
     """Return the number of batches in one item of one rank. The ranks share the replicas.
 
     Raises:
-        ValueError: `options` is neither a number nor has the counts, or the ranks cannot share its replicas evenly.
+        ValueError: `options` is not a number and lacks a count, or the ranks cannot share its replicas evenly.
 
     Example:
         >>> num_mini_batches(None), num_mini_batches(6)

@@ -115,7 +115,7 @@ class FetchingSource(BatchSource):
         batches = []
         for ids in packs:
             graphs = [self.dataset[i] for i in ids.tolist()]
-            # A batch of padding has no graph, but the attributes of all others.
+            # A batch of padding has no graph, but the same attributes as the other batches.
             store = self.collater.flat(graphs, ids.tolist()) if graphs else self.like.view([])
             batches.append(self.collater.collate(store, generator_of(*key, ids)))
         return grouped(batches, group)

@@ -33,7 +33,7 @@ def plain_tensor(name: str, value: Any) -> Tensor:
     if type(value) not in _PLAIN or value.layout is not torch.strided or value.is_quantized or value.is_nested:
         what = f"{kind.__module__}.{kind.__qualname__}" if kind is not Tensor else f"tensor of {value.layout}"
         what = f"{value.dtype}" if kind is Tensor and value.is_quantized else what
-        raise ValueError(f"{name} is a {what}; pass a plain torch.Tensor, such as its values give.")
+        raise ValueError(f"{name} is a {what}; pass its values as a plain torch.Tensor.")
     require_memory(name, value)
     return value.detach().resolve_conj().resolve_neg()
 

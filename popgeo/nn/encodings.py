@@ -130,7 +130,7 @@ class ShortestPaths(_Encoding):
         check_least(1, max_num_nodes=max_num_nodes, max_hops=max_hops)
         self.max_num_nodes, self.max_hops, self.name = max_num_nodes, max_hops, name
         if max_hops > 253:
-            raise ValueError(f"max_hops is {max_hops}; at most 253 fit a byte next to the two numbers of absent paths.")
+            raise ValueError(f"max_hops is {max_hops}; at most 253 are allowed, so that they fit in a byte.")
 
     def forward(self, data: Data) -> Data:
         """Set the attribute of a graph, which PyG has copied before."""

@@ -207,7 +207,7 @@ class FilterNetworksMixin(nn.Module):
             return None
         if is_plain():
             self.follow_filters(may_be_replaced=True)
-        elif is_capturing() and not are_grids_followed():  # no check would follow the weights
+        elif is_capturing() and not are_grids_followed():  # no later check would see changed weights
             return None
         num_points, networks = self.filter_points, self.filter_networks()
         is_chosen = do_tables_stay() or is_one_form_of_any_shape()

@@ -35,7 +35,7 @@ class Norm(nn.Module):
             ValueError: `batch` is a mask, or a norm of graphs gets `batch` without `num_graphs`.
         """
         if batch is not None and batch.dtype == torch.bool:
-            raise ValueError("batch is boolean, as masks are; it numbers the graph of each node. Pass nodes_mask=.")
+            raise ValueError("batch is a mask; it must be the number of each node's graph. Pass nodes_mask=.")
         return self.normalize(x, batch, num_graphs, nodes_mask)
 
     @abstractmethod

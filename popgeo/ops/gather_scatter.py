@@ -47,7 +47,7 @@ def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | N
             or not (plan is None or plan.is_of(index, num_rows))
             or (
                 (num_threads > 1 or not by_edge)
-                and sum_to_torch(num_edges, num_rows, channels, num_threads=num_threads, by_edge=by_edge)
+                and is_torch_fast(num_edges, num_rows, channels, num_threads=num_threads, by_edge=by_edge)
             )
         ):
             return None
@@ -59,7 +59,7 @@ def sum_at_once(src: Tensor, index: Tensor, num_rows: int, plan: ScatterPlan | N
         return None
 
 
-def sum_to_torch(num_edges: int, num_rows: int, channels: int, *, num_threads: int, by_edge: bool) -> bool:
+def is_torch_fast(num_edges: int, num_rows: int, channels: int, *, num_threads: int, by_edge: bool) -> bool:
     """Check whether `index_add_` sums these rows at least as fast as the compiled kernels; all give the same bits.
 
     The kernel for one thread goes edge by edge and is never slower than torch. It needs an index and a type that is
@@ -103,7 +103,7 @@ def _scatter_sum(src: Tensor, index: Tensor, num_rows: int, *plan: Any) -> Tenso
         native is None
         or not src.is_cpu
         or src.dtype not in NATIVE_DTYPES
-        or sum_to_torch(num_edges, num_rows, channels, num_threads=num_threads, by_edge=by_edge)
+        or is_torch_fast(num_edges, num_rows, channels, num_threads=num_threads, by_edge=by_edge)
     ):
         _check_memory(index)
         try:

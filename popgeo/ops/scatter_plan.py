@@ -220,10 +220,10 @@ def _plan(index: Tensor, num_rows: int) -> tuple[Tensor, Tensor, bool]:
         return _plan_in_torch(index, num_rows)
     rowptr = index.new_empty(num_rows + 1, dtype=torch.int32)
     perm = index.new_empty(num_edges, dtype=torch.int32)
-    return rowptr, perm, sort_edges(as_int64(index), rowptr, perm)
+    return rowptr, perm, fill_order(as_int64(index), rowptr, perm)
 
 
-def sort_edges(index: Tensor, rowptr: Tensor, perm: Tensor) -> bool:
+def fill_order(index: Tensor, rowptr: Tensor, perm: Tensor) -> bool:
     """Fill the row pointer and, unless the index is sorted, the order; return whether the index is sorted.
 
     Raises:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from popgeo.native import library
 from popgeo.ops import reference, sum_on_device
-from popgeo.ops.gather_scatter import MIN_PARALLEL, by_parts, sum_to_torch
+from popgeo.ops.gather_scatter import MIN_PARALLEL, by_parts, is_torch_fast
 from popgeo.ops.kernel_arguments import NATIVE_DTYPES, as_int64
 from popgeo.ops.register_op import register
 
@@ -86,7 +86,7 @@ def _segment_sum(src: Tensor, indptr: Tensor) -> Tensor:
     if sum_on_device.serves(src):
         _require_pointers(indptr, num_edges)
         return sum_on_device.scatter_sum(src, indptr, num_rows, indptr, None)
-    if not sum_to_torch(num_edges, num_rows, src.shape[1], num_threads=torch.get_num_threads(), by_edge=False):
+    if not is_torch_fast(num_edges, num_rows, src.shape[1], num_threads=torch.get_num_threads(), by_edge=False):
         out = segments_in_kernel(0, src, indptr, None)
         if out is not None:
             return out

@@ -169,7 +169,7 @@ def part_of(size: int, num_shards: int, what: str) -> int:
         what: Name of the dimension, for the error.
 
     Raises:
-        ValueError: the shards cannot share the dimension evenly; the message names the nearest sizes that they can.
+        ValueError: the shards cannot share the dimension evenly; the message names the nearest possible sizes.
 
     Example:
         >>> part_of(12, 4, "Width")
@@ -180,7 +180,7 @@ def part_of(size: int, num_shards: int, what: str) -> int:
         below, above = size // num_shards * num_shards, (size // num_shards + 1) * num_shards
         nearest = f"{below} and {above}" if below else f"{above}"
         raise ValueError(
-            f"{what} is {size}, which {num_shards} shards cannot share evenly. The nearest that they can: {nearest}."
+            f"{what} is {size}, which {num_shards} shards cannot share evenly. The nearest possible: {nearest}."
         )
     return size // num_shards
 

@@ -45,7 +45,7 @@ def assign(
     held = np.bincount(slot_ranks, minlength=len(ranked) + 1)
     if not np.array_equal(held, np.bincount(ranks, minlength=len(ranked) + 1)):
         raise ValueError(
-            f"The plan is for {len(slot_ranks)} graphs of other sizes than these {len(ranks)}. Make a plan of these."
+            f"The plan is for {len(slot_ranks)} graphs of other sizes than these {len(ranks)}. Make a new plan."
         )
     order = _order(len(table), generator)
     slots = np.argsort(slot_ranks, kind="stable")

@@ -129,7 +129,7 @@ class Packs(Sequence[Ids]):
         """
         parts = [whole_numbers(pack) for pack in packs]
         if any(part.ndim != 1 for part in parts):
-            raise ValueError("A batch is a list of numbers of graphs, so batches are as [[0, 1], [2]].")
+            raise ValueError("Each batch is a list of graph numbers; pass batches such as [[0, 1], [2]].")
         ptr = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
         return Packs(np.concatenate([np.empty(0, np.int64), *parts]), ptr, np.asarray(skipped, np.int64))
 

@@ -100,7 +100,7 @@ def grown(sizes: Sequence[int], needed: Sequence[int] | np.ndarray, times: int =
     Args:
         sizes: The sizes so far, one per kind of slots.
         needed: The slots that are needed, one per kind.
-        times: Factor of the growth in addition to 1.5.
+        times: Further factor: a size that must grow becomes `1.5 * times` times the need.
 
     Example:
         >>> grown([10, 40], needed=[20, 30])

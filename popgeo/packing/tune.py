@@ -15,7 +15,8 @@ from popgeo.packing.sizes import as_table, names
 from popgeo.packing.window import window
 from popgeo.progress import progress
 
-# A window first uses graphs that pack well. A trial takes a small window, which is in equilibrium when packs count.
+# A window uses graphs that pack well first, so the first packs of a trial do not count. A trial has a small window,
+# so that few packs are lost.
 _SAMPLE = 12288  # graphs packed for trial
 _WINDOW = 512
 _SETTLED = 4096  # graphs packed before packs count
@@ -167,9 +168,10 @@ def _best(
     loss: Callable[[Any, Any, Any], Any],
     largest: Callable[[float], float],
 ) -> list[Shape]:
-    """Pack the sample into shapes; return the trials with a loss up to `largest(least loss)`, in the given order.
+    """Pack the sample into shapes; return the good trials in the given order.
 
-    A shape is not tried if its loss is larger even with the least number of packs that can hold the sample.
+    The limit of the loss is `largest`, a function of the least loss. In a small dataset a shape is not tried if its
+    loss exceeds the limit even with the least number of packs that can hold all graphs.
 
     Args:
         shapes: Slots of each shape.
@@ -177,7 +179,7 @@ def _best(
         padding: Which dimensions have a slot for padding.
         progress_bar: Whether to show a bar.
         loss: Function of the slots, the filled share of the first dimension and the graphs per batch.
-        largest: Function of the least loss.
+        largest: The largest allowed loss, as a function of the least loss.
     """
     slots, total = np.array(shapes), sample.sum(axis=0)
     packs = (-(-total // np.maximum(slots - padding, 1))).max(axis=1)
@@ -192,7 +194,7 @@ def _best(
 
 
 def _try(sample: NDArray[np.int64], slots: NDArray[np.int64], padding: NDArray[np.bool_]) -> Shape:
-    """Pack the sample; if it is only a part of the dataset, count only packs of a full window in equilibrium."""
+    """Pack the sample; if it is only a part of the dataset, leave out the first packs and those of the last window."""
     limits = tuple((slots - padding).tolist())
     budget = Budget(sizes=limits, num_graphs=len(sample))
     packs = window(sample, budget, window=_WINDOW, generator=torch.Generator().manual_seed(0))

@@ -34,8 +34,8 @@ class EvaluatorArguments(TypedDict, total=False):
         num_nodes: Atoms of a batch of the first shape, padding included. Default: a quarter more than the first systems
             need, or the result of `make_room`.
         num_edges: Edges of a batch of the first shape. Default: as for atoms.
-        num_graphs: Systems of a batch, padding included. Default: for the first systems; 2 after `make_room`, for ASE.
-            With more, several small systems share a batch in torch_sim.
+        num_graphs: Systems of a batch, padding included. Default: room for the first systems; 2 after `make_room`, as
+            ASE needs. With more, several small systems share a batch in torch_sim.
         skin: Distance beyond the cutoff, in angstrom; see `NeighborList`. Default: 0.5.
         dtype: Type of positions. Default: the model's.
         device: Device of the model.
@@ -108,7 +108,7 @@ class Evaluator:
         graphs = self._graphs(systems)
         sizes = np.array([(len(graph.z), graph.edge_index.shape[1]) for graph in graphs])
         few = self._begin(sizes)
-        few.shape_for(*sizes.max(axis=0).tolist())  # so that several systems add one shape
+        few.shape_for(*sizes.max(axis=0).tolist())  # adds at most one shape for all systems
         of = [few.shapes.index(few.shape_for(*each)) for each in sizes.tolist()]
         atoms = torch.arange(sizes[:, 0].sum()).split(sizes[:, 0].tolist())
         found: dict[str, Tensor] = {}
@@ -134,7 +134,7 @@ class Evaluator:
         """
         few = self._begin()
         few.make_room(systems, self.cutoff, process_group)
-        if process_group is not None and len(systems):  # so that none compiles alone later
+        if process_group is not None and len(systems):  # all processes compile now, none later
             atom = systems[0][:1]
             atom.pbc = False
             for shape in few.shapes:

@@ -129,7 +129,7 @@ def _levels(structures: Any, names: frozenset[str]) -> dict[str, str]:
         if not fitting:
             raise ValueError(
                 f"{name!r} has {rows[:4]} rows in the first structures, which have {sizes['node'][:4]} atoms and "
-                f"{sizes['edge'][:4]} pairs, so the sizes of a batch do not fix its size. Leave it out."
+                f"{sizes['edge'][:4]} pairs, so its rows belong to neither. Leave it out."
             )
         levels.setdefault(name, fitting[0])
     return levels

@@ -25,7 +25,7 @@ def check_arrays(
     is_missing = [tensor is None for tensor in tensors]
     if role not in range(4) or len(widths) != 4 or is_missing != [i == role for i in range(4)]:
         given = [name for name, tensor in zip("xywg", tensors, strict=True) if tensor is not None]
-        raise ValueError(f"role is {role} of 0 to 3, there are {len(widths)} widths of 4, and {given} are given. "
+        raise ValueError(f"role is {role}, not 0 to 3; or there are {len(widths)} widths, not 4; or {given} are given. "
                          "Pass every tensor except number role.")  # fmt: skip
     like = next(tensor for tensor in tensors if tensor is not None)
     num_edges = src.numel()
@@ -51,7 +51,7 @@ def check_paths(widths: Sequence[int], paths: Sequence[int], terms: Sequence[flo
         raise ValueError(f"There are {len(paths)} numbers of paths and {len(terms)} of coefficients; a path has "
                          f"{NUM_OF_PATH}, a coefficient 5.")  # fmt: skip
     if widths[1] > MOST_COMPONENTS**2:
-        raise ValueError(f"Edges have {widths[1]} components; {MOST_COMPONENTS**2} is the most.")
+        raise ValueError(f"Edges have {widths[1]} components; at most {MOST_COMPONENTS**2} are allowed.")
     blocks: list[list[tuple[int, ...]]] = [[], [], []]
     sizes = []
     for at in range(num_paths):
@@ -59,10 +59,10 @@ def check_paths(widths: Sequence[int], paths: Sequence[int], terms: Sequence[flo
         ends = x + channels * num_x, y + num_y, w + channels, g + channels * num_g
         sizes.append((num_x, num_y, num_g))
         if max(sizes[-1]) > MOST_COMPONENTS:
-            raise ValueError(f"Path {at} has {max(sizes[-1])} components; {MOST_COMPONENTS} is the most.")
+            raise ValueError(f"Path {at} has {max(sizes[-1])} components; at most {MOST_COMPONENTS} are allowed.")
         is_outside = min(path) < 0 or any(end > width for end, width in zip(ends, widths, strict=True))
         if is_outside or 0 in (channels, *sizes[-1]):
-            raise ValueError(f"Path {at} is {list(path)}; it leaves rows of {list(widths)} numbers, or is empty.")
+            raise ValueError(f"Path {at} is {list(path)}; it ends beyond rows of {list(widths)} numbers, or is empty.")
         for found, block in zip(blocks, ((x, channels, num_x), (w, channels, 1), (g, channels, num_g)), strict=True):
             found.append(block)
     for found in ([*set(blocks[0])], blocks[1], [*set(blocks[2])]):  # paths may share whole blocks of x and g

@@ -178,7 +178,7 @@ class _TensorFunction(nn.Module):
     def __init__(self, subject: ModelSubject, seen: ModelRun) -> None:
         super().__init__()
         held = seen.batch.batch
-        self.run, self.model = lambda *given: subject.run(*given), subject.evaluated  # copies do not copy the subject
+        self.run, self.model = lambda *given: subject.run(*given), subject.evaluated  # deepcopy shares functions
         self.plain = {"num_graphs": held.num_graphs, "num_nodes": held.num_nodes}
 
     def forward(self, tensors: dict[str, Tensor]) -> Any:

@@ -64,11 +64,12 @@ def gradients(subject: ModelSubject, case: Case) -> dict[str, float]:
         worst = max(worst, apart)
         if len(part) == 1 and not apart <= NEAR:
             raise BrokenError(
-                f"the gradient of {part[0]} along a random direction is {found:.6g}, but by differences {expected:.6g}",
+                f"the gradient of {part[0]} along a random direction is {found:.6g}, but {expected:.6g} by finite "
+                "differences",
                 found=found,
                 expected=expected,
             )
-    raise BrokenError(f"the gradient of all weights together differs from differences by {worst:.2g} of its size")
+    raise BrokenError(f"the gradient of all weights and finite differences differ by {worst:.2g} of its size")
 
 
 def _with_moved_weights(model: Any) -> Any:
@@ -86,8 +87,8 @@ def _with_moved_weights(model: Any) -> Any:
 def second_derivatives(subject: ModelSubject, case: Case) -> None:
     """Check that padding changes no gradient of an input and no second derivative, and that all are finite.
 
-    Tried: the slope of the loss by the floating point inputs of real nodes and edges, and the slope of its square by
-    the weights (as in training on forces), are compared between least and more padding.
+    Tried: with the least and with more padding, the gradient of the loss with respect to the floating point inputs of
+    real nodes and edges, and the gradient of its square with respect to the weights, as in training on forces.
 
     Cause: padding edges have length 0, where a root or a norm has no derivative, or no second derivative, which
     training on forces needs. Replace their vectors first, torch.where(batch.edges_mask.unsqueeze(1), vec, 1.0).

@@ -88,7 +88,7 @@ def other_graphs(subject: ModelSubject, case: Case) -> None:
 
 
 def _other_species(graphs: Sequence[Any]) -> Garbage:
-    """Return the largest real value of each integer attribute; each embedding table of the model has a row for it."""
+    """Return the largest real value of each integer attribute, as padding that every embedding table accepts."""
     largest: dict[str, float] = {}
     for graph in graphs:
         for store in graph.stores:

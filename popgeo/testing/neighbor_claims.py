@@ -237,7 +237,7 @@ def capacity_is_loud(subject: NeighborSubject, case: Case) -> None:
             crowded += 1
             try:
                 missing = {*pairs} - {*subject.rows(atoms)}
-            except Exception:  # any error is loud
+            except Exception:  # an error is allowed, since it is not silent
                 continue
             if missing:
                 raise BrokenError(f"structure {number}: {len(missing)} of {len(pairs)} neighbors are dropped silently")

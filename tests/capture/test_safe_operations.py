@@ -49,7 +49,7 @@ def test_a_kernel_that_would_leave_its_memory_is_refused(name: str):
     func = safe_operation(f"aten.{name}")
     if needs_forward(str(func)):
         return  # refused in every program: see below
-    with pytest.raises(ValueError, match="sizes do not belong together"):
+    with pytest.raises(ValueError, match="sizes do not match"):
         require_fitting(func, OUTSIDE[name], {})
 
 

@@ -111,7 +111,7 @@ class Foreign(nn.Module):
 
 
 def test_graph_data_with_more_than_tensors_is_not_kept_and_a_warning_says_so(tmp_path):
-    with pytest.warns(UserWarning, match="not kept .*: Data is like none of the arguments"):
+    with pytest.warns(UserWarning, match="not kept .*: Data has the structure of no argument"):
         inference_model(Foreign(), Options(cache_dir=tmp_path))(torch.ones(2))
     assert not list(tmp_path.iterdir())
 

@@ -510,7 +510,7 @@ def test_units_of_energies_and_virials_have_several_names(tmp_path, header, ener
         ("energy=1 units=eV energy_unit=kcal/mol", {}, "units 'eV' and 'kcal/mol' of energy"),
         ("energy=1 length_unit=bohr distance_unit=Ang", {}, "units 'bohr' and 'Ang' of length"),
         ('energy=1 virial="1 0 0 0 1 0 0 0 1" stress_unit=GPa', {}, "virial and a unit of stress"),
-        ("energy_per_atom=1", {"energy": "energy_per_atom"}, "but energy is a total"),
+        ("energy_per_atom=1", {"energy": "energy_per_atom"}, "but the total energy is needed"),
     ],
 )
 def test_what_contradicts_itself_is_refused(tmp_path, header, keys, message):

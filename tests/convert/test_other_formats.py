@@ -40,7 +40,7 @@ def test_a_dump_with_elements_has_forces_and_no_energy(tmp_path, columns, rows):
     [
         ("id type x y z fx fy fz", ("1 1 0 0 0 1 2 3", "2 2 2 2 2 4 5 6"), "types of atoms and not their elements"),
         ("type xs ys zs c_mass", ("1 0 0 0 1", "2 .4 .4 .4 1"), "types of atoms and not their elements"),
-        ("id type mass x y z", ("1 1 14.027 0 0 0", "2 2 72.0 2 2 2"), "which is no element's"),
+        ("id type mass x y z", ("1 1 14.027 0 0 0", "2 2 72.0 2 2 2"), "which no element has"),
     ],
 )
 def test_a_dump_without_elements_is_refused_packed_or_not(tmp_path, columns, rows, message):
@@ -65,8 +65,8 @@ def test_a_dump_without_elements_is_refused_packed_or_not(tmp_path, columns, row
             lambda text: "CRYST1    1.000    1.000    1.000  90.00  90.00  90.00 P 1\n" + text,
             "means that there",
         ),
-        ("a.pdb", lambda text: text.replace("  1.00  0.00", "  0.50  0.00"), "occupy a place in part"),
-        ("a.cif", lambda text: text.replace("1.0000", "0.7500"), "occupy a place in part"),
+        ("a.pdb", lambda text: text.replace("  1.00  0.00", "  0.50  0.00"), "partially occupied sites"),
+        ("a.cif", lambda text: text.replace("1.0000", "0.7500"), "partially occupied sites"),
         ("a.gen", lambda text: text + text, "several structures"),
         ("POSCAR", lambda text: text + text, "several structures"),
         ("coord", lambda text: text + text, "several structures"),

@@ -187,6 +187,6 @@ def test_two_ranks_agree_on_shapes_and_no_rank_compiles_alone(tmp_path: Path):
     for name in ("shapes", "compiled at once", "compiled", "then", "wrong"):
         assert first[name] == second[name], name
     assert len(first["shapes"]) == first["compiled at once"] == first["compiled"] == 2
-    assert "Processes have agreed" in first["too large"]
+    assert "All processes must compile the same shapes" in first["too large"]
     assert [len(each["told"]) for each in (first, second)] == [1, 0]  # growth is reported once
     assert "The cell repeats" in first["wrong"]

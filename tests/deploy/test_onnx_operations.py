@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from popgeo.deploy.onnx_program import open_onnx, read_notes_of_onnx, write_onnx
+from popgeo.deploy.onnx_program import onnx_bytes, open_onnx, read_notes_of_onnx
 from popgeo.deploy.plain_operations import plain_module
 from popgeo.sealed_file import SEAL_BYTES
 
@@ -59,7 +59,7 @@ def made() -> tuple[dict[str, Tensor], dict[str, Tensor], bytes]:
     }
     cases = Cases(CASES)
     notes = json.dumps({"programs": [{"inputs": dict.fromkeys(given), "results": dict.fromkeys(CASES)}]})
-    data = write_onnx([plain_module(cases, given)], [given], notes)
+    data = onnx_bytes([plain_module(cases, given)], [given], notes)
     assert read_notes_of_onnx(data + b"0" * SEAL_BYTES) == notes
     (run,) = open_onnx(data + b"0" * SEAL_BYTES, [given])
     return cases(**given), dict(zip(CASES, run(*given.values()), strict=True)), data

@@ -215,7 +215,7 @@ def test_a_loader_of_one_of_several_processes_is_refused():
         FixedSizeDataLoader(graphs, batch_size=6, rank=0, world_size=2),
         DataLoader(graphs, 6, sampler=shard),
     ):
-        with pytest.raises(ValueError, match="has only a part of the graphs"):
+        with pytest.raises(ValueError, match="yields only a part of the graphs"):
             Predictor(gin(), backend="none")(loader)
 
 

@@ -126,7 +126,7 @@ def test_graphs_above_the_budget_are_refused_skipped_with_a_count_or_alone():
     assert [7] in alone
     assert [90] in alone
     assert sorted(i for batch in alone for i in batch) == list(range(2000))
-    with pytest.raises(ValueError, match="so none can be Alone"):
+    with pytest.raises(ValueError, match="so no graph can be Alone"):
         popgeo.FixedSizeDataLoader([graph(2, 1, 0)], over_size_strategy="Alone")
 
 
@@ -210,7 +210,7 @@ def test_a_state_counts_what_was_used_where_workers_draw_ahead():
         ({"atoms": None, "edges": None}, "There are no sizes"),
         ({"cost": "atoms"}, r"cost is 'atoms'; pass one of \['nodes', 'edges'\]"),
         ({"cost": np.ones(3)}, r"Costs have the shape \(3,\); give 2000"),
-        ({"fixed_size_strategy": "PadToMax"}, "PadToMax counts graphs alone"),
+        ({"fixed_size_strategy": "PadToMax"}, "PadToMax ignores the sizes"),
         ({"over_size_strategy": "TrimNodes"}, "A sampler cannot trim graphs"),
         ({"rank": 1}, "rank is 1 and world_size None"),
     ],

@@ -18,7 +18,7 @@ from tests.support.loaders import loader_of
         ({"rank": 2, "world_size": 2}, "rank is 2 and world_size 2"),
         ({"rank": 0}, "rank is 0 and world_size None; pass both"),
         ({"options": 0}, "asks for 0 batches"),
-        ({"sampler": [1], "shuffle": True}, "excludes shuffle"),
+        ({"sampler": [1], "shuffle": True}, "can decide the order"),
     ],
 )
 def test_arguments_that_contradict_are_refused(arguments, found):

@@ -33,7 +33,7 @@ def test_a_loader_names_the_argument(choices, words):
     ("choices", "words"),
     [
         ({"shuffle": True, "seed": -1}, "A seed is -1; it must be 0 or more"),
-        ({"batch_sampler": [0, 1]}, "A batch is a list of numbers of graphs"),
+        ({"batch_sampler": [0, 1]}, "Each batch is a list of graph numbers"),
     ],
 )
 def test_an_epoch_that_cannot_be_made_says_why(choices, words):

@@ -56,7 +56,7 @@ def test_samplers_decide_the_order_and_batch_samplers_the_batches():
     assert min(drawn) >= 20
     loader = loader_of(strategy=FixedSizeStrategy.PadToMax, batch_sampler=[[3, 1], [7]])
     assert [[int(g.charge) for g in unpad(batch)] for batch in loader] == [[3, 1], [7]]
-    with pytest.raises(ValueError, match="excludes shuffle"):
+    with pytest.raises(ValueError, match="decides the batches; leave out"):
         loader_of(batch_sampler=[[1]])
 
 

@@ -37,7 +37,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 def every_sum_reaches_the_kernel():
     """Send all sums to the compiled kernel; otherwise torch would compute small ones, with the same bits."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gather_scatter, "sum_to_torch", lambda *_, **__: False)
+        patch.setattr(gather_scatter, "is_torch_fast", lambda *_, **__: False)
         yield
 
 

@@ -58,7 +58,7 @@ def entry_by_entry(src: Tensor, index: Tensor, dim: int, num_rows: int, reduce: 
 @pytest.fixture(params=[False, True], ids=["torch where it is as fast", "the kernel always"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
-        monkeypatch.setattr(gather_scatter, "sum_to_torch", lambda *_, **__: False)
+        monkeypatch.setattr(gather_scatter, "is_torch_fast", lambda *_, **__: False)
 
 
 @pytest.mark.parametrize(("shape", "index_shape", "dim"), SHAPES)

@@ -114,7 +114,7 @@ def test_one_of_several_shards_has_shapes_but_no_result_in_a_single_process():
 def test_what_cannot_be_shared_evenly_is_refused_with_the_nearest_that_can():
     with pytest.raises(ValueError, match=r"Dimension 0 of x is 10, which 4 shards cannot .* The nearest .*: 8 and 12"):
         ops.shard(torch.zeros(10), 4)
-    with pytest.raises(ValueError, match="The nearest that they can: 4"):
+    with pytest.raises(ValueError, match="The nearest possible: 4"):
         part_of(3, 4, "Width")
     with pytest.raises(ValueError, match=r"Dimension 0 of a shard's tensor is 3"):
         ops.reduce_scatter(torch.zeros(2, 3))

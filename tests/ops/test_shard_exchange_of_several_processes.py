@@ -211,9 +211,7 @@ def test_rows_are_exchanged_as_a_view_where_all_are_here():
     [(7, 3, "6 and 9"), (5, 4, "4 and 8"), (3, 4, "4"), (1, 2, "2"), (11, 2, "10 and 12")],
 )
 def test_the_nearest_sizes_that_can_be_shared_are_named(size: int, num_shards: int, nearest: str):
-    with pytest.raises(
-        ValueError, match=rf"Width is {size}, which {num_shards} .* The nearest that they can: {nearest}\."
-    ):
+    with pytest.raises(ValueError, match=rf"Width is {size}, which {num_shards} .* The nearest possible: {nearest}\."):
         part_of(size, num_shards, "Width")
 
 

@@ -57,7 +57,7 @@ def test_numbers_that_do_not_compare_models_are_noted(options, says, runs, tmp_p
 @pytest.mark.parametrize("name", ["store", "nothing"])
 def test_a_folder_that_is_no_run_is_named(runs, name, capsys):
     assert main(["compare", str(runs / "slow"), str(runs / name), "--out", str(runs / "a.png")]) == 2
-    assert f"{runs / name} is not a run of popgeo train" in capsys.readouterr().err
+    assert f"{runs / name} has no completed epoch of popgeo train" in capsys.readouterr().err
 
 
 def test_equal_names_of_runs_are_told_apart_by_their_paths(runs, capsys):

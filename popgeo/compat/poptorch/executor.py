@@ -22,7 +22,7 @@ from popgeo.compat.poptorch.strategies import module_repr
 
 
 class PoplarExecutor(CompiledModule):
-    """Model to call like its module, which the first call compiles. Other attributes are the module's.
+    """A model that is called like its module. The first call compiles it. Other attributes are the module's.
 
     Args:
         model: Module to call.

@@ -78,7 +78,7 @@ def options_in_use(options: Options | None, training: bool, optimizer: Optimizer
     if own.defaultOutputMode():
         own.set(output_mode=(enums.OutputMode.Final if training else enums.OutputMode.All).value)
     in_half = getattr(optimizer, "accum_type", None) == torch.float16
-    if in_half and not getattr(optimizer, "use_combined_accum", False):  # PopTorch then divides while adding up
+    if in_half and not getattr(optimizer, "use_combined_accum", False):  # PopTorch then keeps a running mean
         own.Training.set(meanAccumulationAndReplicationReductionStrategy=enums.MeanReductionStrategy.Running)
     own._freeze()
     return own

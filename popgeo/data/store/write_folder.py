@@ -52,7 +52,8 @@ class FolderWriter:
         indices_checked: Whether every edge is known to end in its own graph.
 
     Raises:
-        ValueError: the folder exists, another process is writing it, or its beginning differs or is damaged.
+        ValueError: the folder exists, another process is writing it, or the unfinished folder is damaged or was begun
+            with different arguments.
     """
 
     def __init__(self, folder: Path, *, transform: str | None = None, indices_checked: bool = True) -> None:
@@ -61,7 +62,7 @@ class FolderWriter:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} exists already. Pass a different folder, or remove it first.")
         if self.part.is_symlink():
-            raise ValueError(f"{self.part} is a link, and popgeo writes none. Remove it.")
+            raise ValueError(f"{self.part} is a link; popgeo never writes links. Remove it.")
         self.part.mkdir(parents=True, exist_ok=True)
         _require_own(self.part)
         self._held = ExitStack()

@@ -16,7 +16,7 @@ from popgeo.capture.passes import drop_unused, replace_values, with_ops
 from popgeo.capture.value_list import ValueList
 from popgeo.engine.fuse.chain_steps import fits
 from popgeo.engine.fuse.def_use import DefUse, ref
-from popgeo.ops.scatter_plan import sort_edges
+from popgeo.ops.scatter_plan import fill_order
 
 EDGE_ORDER = "popgeo.edge_order.default"
 _MOVES = {
@@ -233,6 +233,6 @@ def order_call(graph: OpGraph, op: Op, tensors: Mapping[int, Tensor]) -> Callabl
     head, rowptr, perm = made[:2].numpy(), made[2 : 3 + num_rows], made[3 + num_rows :]
 
     def call() -> None:
-        head[:] = sort_edges(tensors[index.value], rowptr, perm), num_rows
+        head[:] = fill_order(tensors[index.value], rowptr, perm), num_rows
 
     return call

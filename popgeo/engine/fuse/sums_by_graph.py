@@ -1,8 +1,8 @@
 """Adds up gradients graph by graph and then in pairs, so that a batch may be divided into micro-batches.
 
-`sums_in_order` makes each sum over a batch a chain over its rows. A chain of all graphs cannot be divided: the sum of
-its halves has other bits. Here each gradient is a tree: the rows of a graph are a chain, and the sums of graphs are
-added in halves. So a batch gives the bits of its halves and quarters, on whichever process each of them runs.
+`sums_in_order` makes each sum over a batch a chain, which adds one row after the other. Such a sum cannot be divided:
+the sum of two halves has other bits. Here the rows of each graph are a chain, and the graphs are added in pairs, the
+pairs in pairs, and so on. So a batch has the bits of its halves and quarters, even if they run in different processes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,7 +54,7 @@ def sums_by_graph(graph: OpGraph, gradients: Iterable[int], is_padded: bool) -> 
     Args:
         graph: The result of `sums_in_order`.
         gradients: Positions of the gradients among the outputs.
-        is_padded: Whether the last node is padding, so that its graph is none of the real ones.
+        is_padded: Whether the last node is padding, so that its graph is not real.
     """
     axes = _Axes.of(graph)
     if axes is None:

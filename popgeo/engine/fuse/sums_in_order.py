@@ -108,7 +108,7 @@ class _Rewriting:
         self._emit(op, "aten.add.Tensor", (Ref(product), *first), made)
 
     def _add_sum(self, op: Op) -> None:
-        """Add a sum over rows in order, and a sum of what is left; or the sums of rows, each in order."""
+        """Add a sum over rows in order, then a sum over the other dimensions; or a sum along each row, in order."""
         operand, (made,) = op.args[0], op.makes()
         outer = _outermost(self.values[operand.value])
         if outer is not None and not _has_rows(self.values[operand.value], outer):

@@ -39,9 +39,9 @@ def choose_worker(own: OwnWorker, flat: Sequence[FlatParameters], options: StepO
     if not is_mixed and not any(part.is_divided for part in flat):
         return own
     raise ValueError(
-        f"{type(optimizer).__name__} may keep progress elsewhere than in the state of single parameters, so its "
-        "update cannot run in other types or in parts. Leave out accumulation_dtype, optimizer_state_dtype, "
-        "master_weights, stochastic_rounding and shard_optimizer_state; or keep its progress there, and give its class "
-        "an attribute elementwise: True if it updates each element by itself, False if it looks at whole parameters, "
-        "one at a time."
+        f"{type(optimizer).__name__} may keep progress outside the state of single parameters, so its update cannot "
+        "run in other types or in parts. Leave out accumulation_dtype, optimizer_state_dtype, master_weights, "
+        "stochastic_rounding and shard_optimizer_state; or keep its progress in that state, and give its class an "
+        "attribute elementwise: True if it updates each element by itself, False if it looks at whole parameters, one "
+        "at a time."
     )

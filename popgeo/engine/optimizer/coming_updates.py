@@ -170,7 +170,7 @@ class ComingUpdates:
         with torch.random.fork_rng(devices=[]):
             update = capture_update(copies, numbers=numbers)
         if update.graph.constants or (formula is None and progress_of(copies) != before):
-            raise ValueError("The optimizer keeps progress elsewhere than in the state of single parameters.")
+            raise ValueError("The optimizer keeps progress outside the state of single parameters.")
         states = [copies.optimizer.state[p] for p in copies.parameters]
         found = {(at, key): numbers.number(part) for at, state in enumerate(states) for key, part in state.items()}
         return update, states, {at: number for at, number in found.items() if number is not None}

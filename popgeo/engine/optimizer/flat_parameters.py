@@ -282,6 +282,6 @@ def _is_elementwise(part: Any, parameter: Tensor) -> bool:
 
 
 def _bytes_of(tensor: Tensor, rows: int) -> np.ndarray:
-    """Return the bytes of a tensor with this number of rows, in its memory."""
+    """Return a tensor's memory as bytes, in this number of rows."""
     found: np.ndarray = tensor.detach().reshape(rows, -1).view(torch.uint8).numpy()
     return found

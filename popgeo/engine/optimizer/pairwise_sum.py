@@ -9,9 +9,9 @@ from torch import Tensor
 class PairwiseSum:
     """The sum of lists of tensors in one order: pairs of neighbors first, then pairs of these sums, and so on.
 
-    If the number of micro-batches and of processes are powers of two, a process that adds up its own sums of several
-    processes gets the bits of a single process that adds up all micro-batches. Each open sum needs its own memory:
-    four for sixteen micro-batches.
+    If the numbers of micro-batches and of processes are powers of two, the sum has the same bits if several processes
+    add up their own micro-batches first and then these sums. Each pending sum needs its own memory: four for sixteen
+    micro-batches.
 
     Args:
         places: Where `finish` writes the sum.

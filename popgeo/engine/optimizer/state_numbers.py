@@ -39,7 +39,7 @@ class StateNumbers(TorchFunctionMode):
         self._known: dict[int, Any] = {}  # by memory
 
     def put(self, part: Any, number: Any) -> Any:
-        """Return a piece of state with a number. A tensor with a tracked number has another content."""
+        """Return a piece of state with this number; a tensor contains the random float of a tracked number."""
         if isinstance(part, Tensor) and self._formula is not None:
             self._known[part.untyped_storage()._cdata] = number
         return part.fill_(number) if isinstance(part, Tensor) else number

@@ -221,8 +221,8 @@ class Update:
         refuse_whole_tensors(self.optimizer, "Programs of tiles update joined parameters")
         if self._follow_optimizer() is self._own:
             raise ValueError(
-                "The optimizer has hooks, keeps progress outside of its state, or had its state edited. Remove what it "
-                "has, or call reset()."
+                "The optimizer has hooks or keeps progress outside of its state, or its state was edited. Remove the "
+                "hooks and that progress, or call reset()."
             )
         return self._worker
 

@@ -54,7 +54,7 @@ def compiled_update(update: Update, of_call: int) -> UpdateMemory:
 
     Args:
         update: The update.
-        of_call: The most bytes of other tensors during a call before the update, while later updates keep theirs.
+        of_call: The peak bytes of other tensors in a call before its update, beyond the memory that later updates keep.
     """
 
     def on(device: str) -> UpdateMemory:

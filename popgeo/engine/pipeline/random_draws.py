@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class DrawsAhead(NamedTuple):
-    """The states of a generator: before each part, by micro-batch, stage and direction, and after a round."""
+    """The states of a generator before each part of a round, by (micro-batch, stage, backward), and after it."""
 
     before: dict[tuple[int, int, bool], Tensor]
     after: Tensor

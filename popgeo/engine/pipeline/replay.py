@@ -29,7 +29,7 @@ def replayable(graph: OpGraph, own: Sequence[int], recompute: Recompute, *, is_l
             makers.setdefault(graph.values[v].storage, set()).add(index)
     arguments = {graph.values[v].storage for v in graph.inputs_of(Role.ARGUMENT).values()}
     ops, values, changed = graph.ops, graph.values, graph.mutated_storages()
-    while True:  # removing operations makes others unsafe, until none is left to remove
+    while True:  # each removal may make further operations unsafe
         unsafe = {storage for storage in changed if storage in arguments or not makers[storage] <= found}
         broken = {i for i in found if any(values[v].storage in unsafe for v in (*ops[i].reads(), *ops[i].makes()))}
         if not broken:

@@ -12,7 +12,7 @@ from popgeo.engine.program.native_call import NativeCall
 from popgeo.engine.program.strided import TYPES, Area, Unfit, lowers, require
 
 _READ, _WRITE, _ADD = range(3)
-_NONE = -(2**40)  # the number of no row
+_NONE = -(2**40)  # marks that there is no row
 
 
 def _rows(tensor: Tensor, outer: int, count: int, width: int) -> tuple[int, int]:

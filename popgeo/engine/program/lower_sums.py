@@ -93,7 +93,7 @@ def _in_torchs_order(dims: list[tuple[int, int, int]]) -> list[tuple[int, int, i
 
 
 def _comes_later(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool | None:
-    """Return whether a dimension comes after another one; None if torch leaves them as they are."""
+    """Return whether torch sorts a dimension behind another one; None if torch does not sort these two."""
     if (one[1] == 0) != (other[1] == 0):
         return other[1] == 0
     for step, second in zip(one[1:], other[1:], strict=True):

@@ -18,7 +18,7 @@ from popgeo.ipu.cost.splits import work_space
 from popgeo.ipu.cost.supersteps import compute_step, in_sequence, repeated
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
-_MORE_TURNS = 2  # further numbers of turns that are compared after the first that fits
+_MORE_TURNS = 2  # larger numbers of turns to compare, after the first number that fits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ def _carry(values: Sequence[Value], machine: Machine) -> Plan:
 
 
 def _work_space(body: OpGraph, plans: Sequence[Plan], machine: Machine) -> int:
-    """Return the most bytes of a tile while a body runs: its spread values and the work space of its plans."""
+    """Return the peak bytes per tile while a body runs: its values, spread over all tiles, and the plans' work."""
     last = body.last_uses()
     inputs = {body.values[v].storage: (one.name, body.values[v].nbytes) for one, v in body.inputs.items()}
     held = {storage: nbytes for storage, (name, nbytes) in inputs.items() if not name.startswith("outside.")}

@@ -14,7 +14,7 @@ IPUS_OF_A_MACHINE, IPUS_OF_A_POD = 4, 64
 # the second generation are not published.
 BETWEEN_MACHINES_BYTES_PER_SECOND = 28e9
 # Two gateway links of 100 gigabit per second each leave a machine, for its four IPUs together: Bow-2000 data sheet.
-# They are Ethernet, which carries as much each way at the same time.
+# Ethernet carries this rate in both directions at the same time.
 BETWEEN_PODS_BYTES_PER_SECOND = 2 * 100e9 / 8 / IPUS_OF_A_MACHINE
 HOP_SECONDS = 0.16e-6  # further latency for each machine on the way: arXiv:1912.03413
 

@@ -16,14 +16,14 @@ from popgeo.ipu.cost.supersteps import compute_step, exchange_step
 from popgeo.ipu.cost.vertex_cycles import ceil_div
 
 
-def num_stages(length: int, k: int) -> list[float]:
+def stage_shares(length: int, k: int) -> list[float]:
     """Return the share of the elements in each stage of a search for the largest `k` of `length` elements.
 
     Sorting runs of k takes lk (lk + 1) / 2 stages with lk = log2 k. Then pairs of runs are merged in 1 + lk stages
     each, and each merge drops the half that cannot be among the largest.
 
     Example:
-        >>> num_stages(8, 8), num_stages(8, 2)
+        >>> stage_shares(8, 8), stage_shares(8, 2)
         ([1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.5, 0.5, 0.25])
     """
     log_k = math.ceil(math.log2(max(1, min(k, length))))
@@ -48,7 +48,7 @@ def plan_sort(rows: int, length: int, k: int, width: int, machine: Machine) -> P
     target = machine.target
     steps: list[Superstep] = []
     tiles_used = 1
-    for number, share in enumerate(num_stages(length, k)):
+    for number, share in enumerate(stage_shares(length, k)):
         entries, tiles = spread(max(1, round(rows * length * share)), width, machine.num_tiles)
         tiles_used = max(tiles_used, tiles)
         # A row on one tile needs no exchange.

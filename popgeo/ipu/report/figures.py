@@ -173,7 +173,7 @@ class Figures:
         real = {**self.real_of_slots, **{int(slots): float(number) for slots, number in (real or {}).items()}}
         if bad := {slots: number for slots, number in real.items() if not 0 <= number <= slots}:
             raise ValueError(
-                f"real is {bad}, but a slot is real at most once; pass {{slots: real}}, real at most slots."
+                f"real is {bad}; pass {{slots: real slots}}. The real slots cannot be more than the slots."
             )
         return replace(self, graphs_per_micro_batch=graphs, real_of_slots=real)
 
@@ -236,7 +236,7 @@ class Figures:
         try:
             report = cls(**given)
             str(report), report.to_html(), report.to_chrome_trace()
-        except Exception as error:  # figures that contradict each other may break any of the forms
+        except Exception as error:  # contradictory figures may raise any error
             raise ValueError(
                 f"No {cls.__name__.lower()}: its figures contradict each other ({error!r:.200})."
             ) from error

@@ -73,7 +73,7 @@ def totals(cards: Iterable[tuple[str, str]], parts: Mapping[str, float], names: 
     Args:
         cards: The figures, each with a label.
         parts: Length of each part of a step.
-        names: Name of each part in the key. Parts without a name are not in the key.
+        names: Name of each part in the legend. Parts without a name are not in the legend.
     """
     whole = sum(parts.values()) or 1.0
     boxes = "".join(

@@ -40,7 +40,7 @@ class StagePlanner:
 
     def __init__(self, step: CapturedStep, update: Callable[[Options], OpGraph | None]) -> None:
         self.graph, self._capture_update = fold_constants(step.expanded.graph), update
-        # Keeping the step would keep the constants that were folded away, as long as a plan can plan again.
+        # The planner holds no reference to the step, so the memory of folded constants is freed.
         self._trains, self._num_results, self._captured_ops = bool(step.trained), step.num_results, step.captured_ops
         self._costs: dict[float, Sequence[OpCost]] = {}  # by the memory share of products
         self._updates: dict[bool, UpdateCost] = {}  # by whether gradients are accumulated

@@ -48,7 +48,7 @@ class ClusterSampler(PartSampler):
         own = [self.nodes[self.ptr[i] : self.ptr[i + 1]] for i in ids.tolist()]
         nodes = torch.cat([*own, self.nodes[:0]])
         sample = sample_neighbors(self.graph, nodes, [], subgraph_type="induced", seed=seed)
-        # No node is a seed: all may be trimmed, and all are equally far.
+        # No node is a seed: trimming may remove any node, and all have the same distance.
         rows = {_NODES: sample.node, _EDGES: sample.edge}
         return Subgraph(rows=rows, edge_index={_EDGES: sample.edge_index}, hops={_NODES: (0, len(nodes))})
 
@@ -158,7 +158,7 @@ def _graph_and_parts(data: Any, num_parts: int | None, parts: Tensor | None) -> 
         return data, parts
     if num_parts is not None or parts is not None:
         raise ValueError("ClusterData has its clusters already; leave num_parts and parts out.")
-    # PyG has put the nodes in the order of their clusters; they keep the numbers that they had before.
+    # PyG has sorted the nodes by cluster; `n_id` has the original number of each node.
     own, graph = data.partition, data.data.__copy__()
     outer = torch.repeat_interleave(own.indptr.diff())
     graph.edge_index = torch.stack([outer, own.index] if data.sparse_format == "csr" else [own.index, outer])

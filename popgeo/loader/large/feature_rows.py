@@ -17,7 +17,7 @@ from popgeo.data.axes import Attribute, Axis, StoreKey
 _WAITS = (0.1, 0.4)  # seconds before a failed request is repeated
 _MAKES_NO_SENSE = (LookupError, TypeError, ValueError, AttributeError, NotImplementedError)
 _EDGES = {"edge_index", "adj_t", "adj"}
-_PROBED = 4096  # rows; a database may answer fewer in order, and more in parts out of order
+_PROBED = 4096  # rows; a database may answer many rows in parts and in a wrong order
 Name = tuple[StoreKey, str]
 """A node or edge type, and the name of an attribute."""
 
@@ -191,8 +191,8 @@ class FeatureRows:
         again = self.ask({name: numbers[::2]}, {name: rows})[name]
         if again.shape != rows[::2].shape or not torch.allclose(again, rows[::2], rtol=0, atol=0, equal_nan=True):
             raise ValueError(
-                f"{self.feature_store} gives other rows of {name[1]!r} of {name[0]!r} for every second of "
-                f"{len(numbers)} numbers than for all of them. A feature store must answer with the requested rows, "
-                f"in the order of the request."
+                f"{self.feature_store} gives other rows of {name[1]!r} of {name[0]!r} if half of "
+                f"{len(numbers)} row numbers are requested instead of all. A feature store must answer with the "
+                f"requested rows, in the order of the request."
             )
         return rows[:1]

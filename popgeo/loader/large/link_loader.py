@@ -60,7 +60,7 @@ class LinkSampler(PartSampler):
                     f"{name} has shape {tuple(values.shape)} for {self.num_items} edges; give one for each edge."
                 )
         if self.negatives is not None and self.label is not None and bool((self.label == 0).any()):
-            raise ValueError("edge_label holds 0, which negatives get: with neg_sampling pass positives alone.")
+            raise ValueError("edge_label contains 0, the label of negatives. With neg_sampling pass only positives.")
         self.label_store, self.seed_type = Axis(Level.EDGE, self.edge_type), self.edge_type
         self.ends = tuple(end.store for end in ends_of(self.label_store))
         amount = 0.0 if self.negatives is None else float(self.negatives.amount)
@@ -81,7 +81,7 @@ class LinkSampler(PartSampler):
         if self.negatives is not None and self.non_edges is not None and len(ids):
             mode, amount = self.negatives.mode.value, self.negatives.amount
             if isinstance(self.non_edges, TimedNonEdges):
-                assert times is not None  # only made for times
+                assert times is not None  # TimedNonEdges are made only if there are times
                 drawn, exists = self.non_edges.draw(links, times, mode=mode, amount=amount, seed=seed)
             else:
                 drawn = sample_negatives(links, self.non_edges, mode=mode, amount=amount, seed=seed)
@@ -101,7 +101,7 @@ class LinkSampler(PartSampler):
     ) -> tuple[dict[StoreKey, Tensor], Tensor, dict[StoreKey, Tensor] | None]:
         """Return the ends of links, the positions of each link's ends among them, and the times of the ends.
 
-        Each node is listed once, unless seeds share no nodes.
+        Each node is listed once; if seeds share no nodes, each end is listed separately.
         """
         source, destination = self.ends
         parts = {source: links.flatten()} if source == destination else {source: links[0], destination: links[1]}
@@ -134,9 +134,9 @@ class FixedSizeLinkLoader(SubgraphLoader):
         disjoint: Whether ends share no nodes. Default: False, but True for edges with times.
         temporal_strategy: `"uniform"` or `"last"`, as in `FixedSizeNeighborLoader`.
         neg_sampling: Negatives per edge: PyG's `NegativeSampling`, `"binary"`, or `"triplet"`, which keeps the source
-            of each edge. A negative is a pair of different nodes that are joined by no edge of the graph and no seed
-            edge; if every edge of the graph has its reverse, in neither direction. If nodes have times, both nodes
-            exist at the time of the edge. If there is no such node, `edge_label_mask` is False.
+            of each edge. A negative is a pair of different nodes without an edge of the graph or a seed edge from the
+            first to the second; in an undirected graph also without one from the second to the first. If nodes have
+            times, both nodes exist at the time of the edge. If there is no such node, `edge_label_mask` is False.
         neg_sampling_ratio: Short for `NegativeSampling("binary", neg_sampling_ratio)`.
         time_attr: Name of the attribute with the times of nodes or of edges.
         weight_attr: Name of the edge attribute with sampling weights.

@@ -13,7 +13,7 @@ from popgeo.random_numbers import seed_of
 SHARE, CONFIDENCE = 0.001, 0.99
 # Batches to sample; fewest batches, once the sampled nodes and edges exceed the limit of work.
 _SOME, _FEWEST, _WORK = 512, 32, 5_000_000
-# If hubs make a few batches far larger than the others, many more are sampled, with more work.
+# If hubs make a few batches far larger than the others, many more batches are sampled, up to a higher limit of work.
 _HEAVY_TAIL, _MORE_WORK = 1.0, 20_000_000
 _ALIGN = 8
 

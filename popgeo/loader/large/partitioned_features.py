@@ -42,10 +42,10 @@ class _Part:
 class PartitionedFeatures(ReadOnlyFeatures):
     """Partitioned features: each process of `torch.distributed` stores the rows of its own nodes.
 
-    A batch gets rows of other processes by two exchanges of constant size: first the numbers of the rows, then the
-    rows. If a batch needs more rows of one process than there is room for, all processes repeat the exchanges; the
-    number of repetitions is sent with the numbers. A loader measures the room on sampled batches, and finds the rows
-    that are needed most often: `num_cached` of them are cached.
+    A batch gets rows of other processes by two exchanges of constant size: first the row numbers, then the rows. If a
+    batch needs more rows of one process than an exchange has room for, all processes repeat the exchanges; the number
+    of repetitions is sent with the row numbers. A loader measures the room on sampled batches, and finds the rows that
+    are needed most often: `num_cached` of them are cached.
 
     All processes must make the same loaders and iterate over them in the same way.
 

@@ -83,7 +83,7 @@ class SubgraphLoader(EpochLoader):
         self.collater = FixedSizeCollater(
             self.fixed_size_options, trim_nodes=strategy.trims_nodes, trim_edges=strategy.trims_edges, layout=layout
         )
-        if self.size_estimate is None:  # sizes that were measured may rely on seeds that coincide
+        if self.size_estimate is None:  # measured sizes may count a repeated seed once
             self._check_seeds_fit()
         self.source: SubgraphSource
         source = SubgraphSource(part_sampler, store, self.collater, features)

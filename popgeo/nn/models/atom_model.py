@@ -108,7 +108,7 @@ class AtomModel(FilterNetworksMixin):
             pos = pos.double()
         if edge_index is None:
             if edge_shift is not None:
-                raise ValueError("edge_shift is given without edge_index. Pass the edges that it shifts, or neither.")
+                raise ValueError("edge_shift is given without edge_index. Pass both or neither.")
             half_list = getattr(self.interaction_graph, "half_list", False)
             known = {"num_graphs": num_graphs, "nodes_mask": nodes_mask}
             known = known if isinstance(self.interaction_graph, InteractionGraph) else {}

@@ -129,7 +129,7 @@ def pna(h: Tensor, w: Tensor, graph: QueriedGraph) -> Tensor:
     mean_square = (of_squares + graph.boundary.square()) / count
     deviation = (mean_square - mean.square()).clamp(min=_LEAST_VARIANCE).sqrt()
     message = (gather(h.flatten(1), graph.src) * w).view(-1, *h.shape[1:])  # [num_edges, num_queries, channels]
-    # A hidden edge sends the boundary, which takes part in any case, so that it changes neither extreme.
+    # A hidden edge sends the boundary. Each extreme includes the boundary anyway, so the edge does not change it.
     message = torch.where(graph.keep, message, gather(graph.boundary.flatten(1), graph.dst).view_as(message)).flatten(1)
     largest = scatter_max(message, graph.dst, dim=0, dim_size=h.size(0))[0].view_as(h)
     smallest = scatter_min(message, graph.dst, dim=0, dim_size=h.size(0))[0].view_as(h)

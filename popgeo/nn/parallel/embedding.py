@@ -23,7 +23,7 @@ class ParallelEmbedding(ShardedModule):
         dtype: Type of the weights. Default: torch's default type.
 
     Raises:
-        ValueError: the shards cannot share the dimension evenly; the message names the nearest sizes that they can.
+        ValueError: the shards cannot share the dimension evenly; the message names the nearest possible sizes.
 
     Example:
         >>> ParallelEmbedding(10, 4, num_shards=2)(torch.tensor([[0, 9, 5]])).shape

@@ -24,7 +24,7 @@ class ColumnParallelLinear(ShardedLinear):
         **kwargs: `bias`, which is cut like the outputs, `device` and `dtype`, as in `nn.Linear`.
 
     Raises:
-        ValueError: the shards cannot share the outputs evenly; the message names the nearest sizes that they can.
+        ValueError: the shards cannot share the outputs evenly; the message names the nearest possible sizes.
 
     Example:
         >>> import torch
@@ -72,7 +72,7 @@ class RowParallelLinear(ShardedLinear):
         **kwargs: `bias`, which all shards have, `device` and `dtype`, as in `nn.Linear`.
 
     Raises:
-        ValueError: the shards cannot share the inputs evenly; the message names the nearest sizes that they can.
+        ValueError: the shards cannot share the inputs evenly; the message names the nearest possible sizes.
 
     Example:
         >>> import torch
@@ -128,7 +128,7 @@ class ParallelLinear2D(ShardedLinear):
         **kwargs: `bias`, which is cut like the outputs, `device` and `dtype`, as in `nn.Linear`.
 
     Raises:
-        ValueError: a side cannot be shared evenly; the message names the nearest sizes that can.
+        ValueError: a side cannot be shared evenly; the message names the nearest possible sizes.
 
     Example:
         >>> import torch

@@ -22,7 +22,7 @@ class ParallelAttention(nn.Module):
         **kwargs: `bias`, `device` and `dtype` of the four linear layers, as in `nn.Linear`.
 
     Raises:
-        ValueError: heads or width cannot be shared evenly; the message names the nearest sizes that can.
+        ValueError: heads or width cannot be shared evenly; the message names the nearest possible sizes.
 
     Example:
         >>> ParallelAttention(12, num_heads=6, num_shards=3)(torch.ones(2, 5, 12)).shape

@@ -93,7 +93,7 @@ class ShardedLinear(ShardedModule):
         **kwargs: `bias`, `device` and `dtype`, as in `nn.Linear`.
 
     Raises:
-        ValueError: a side cannot be shared evenly; the message names the nearest sizes that can.
+        ValueError: a side cannot be shared evenly; the message names the nearest possible sizes.
     """
 
     bias: Tensor | None

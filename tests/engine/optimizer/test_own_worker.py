@@ -251,7 +251,7 @@ def test_what_it_cannot_do_is_refused_at_the_door():
     with pytest.raises(ValueError, match=r"Closure evaluates the model several times .* needs \['closure'\]"):
         popgeo.compile_step(model, Closure(model.parameters()), batch(0))
     half = Squares().half()
-    with pytest.raises(ValueError, match=r"Progress may keep progress elsewhere .* Leave out .* elementwise"):
+    with pytest.raises(ValueError, match=r"Progress may keep progress outside .* Leave out .* elementwise"):
         popgeo.compile_step(
             half, Progress(half.parameters()), batch(0).half(), options=StepOptions(master_weights=True)
         )

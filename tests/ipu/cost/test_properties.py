@@ -19,7 +19,7 @@ from popgeo.ipu.cost.plan import Activity, Plan, Profile
 from popgeo.ipu.cost.pooling import plan_pooling
 from popgeo.ipu.cost.reduce import plan_reduce
 from popgeo.ipu.cost.scatter import plan_scatter_add
-from popgeo.ipu.cost.sorting import num_stages, plan_sort
+from popgeo.ipu.cost.sorting import plan_sort, stage_shares
 from popgeo.ipu.cost.vertex_cycles import amp_vertex
 
 BOW = IpuTarget.bow()
@@ -190,10 +190,10 @@ def test_a_copy_takes_its_bytes_over_the_exchange_and_through_memory(elements, p
 @given(log_length=st.integers(0, 9), rows=st.integers(1, 40), width=WIDTHS)
 def test_a_whole_sort_has_a_bitonic_networks_stages_and_a_search_no_more(log_length, rows, width):
     length = 2**log_length
-    stages = num_stages(length, length)
+    stages = stage_shares(length, length)
     assert stages == [1.0] * (log_length * (log_length + 1) // 2)
     for k in (1, max(1, length // 2), length):
-        assert sum(num_stages(length, k)) <= max(sum(stages), 2 * log_length + 1)
+        assert sum(stage_shares(length, k)) <= max(sum(stages), 2 * log_length + 1)
         assert ideal(plan_sort(rows, length, k, width, FEW)) <= ideal(plan_sort(rows, length, length, width, FEW)) * 2
 
 

@@ -38,7 +38,7 @@ def test_what_a_report_is_changed_into_is_a_report(report):
 
 
 def test_more_real_slots_than_there_are_is_refused(report):
-    with pytest.raises(ValueError, match="real at most slots"):
+    with pytest.raises(ValueError, match="cannot be more than the slots"):
         report.for_batch(real={12: 13})
 
 

@@ -123,7 +123,7 @@ def test_sizes_are_measured_where_none_are_given():
         ({"edge_label_index": torch.tensor([[0], [60]])}, r"edge_label_index\[1\] contains 60; .* 0 ... 59"),
         ({"edge_label_index": torch.zeros(3, 4)}, "pass integers"),
         ({"edge_label": torch.ones(3)}, "for 240 edges"),
-        ({"edge_label": torch.zeros(240), "neg_sampling": "binary"}, "edge_label holds 0"),
+        ({"edge_label": torch.zeros(240), "neg_sampling": "binary"}, "edge_label contains 0"),
         ({"neg_sampling": "binary", "neg_sampling_ratio": 2}, "pass one of them"),
         ({"data": library(), "edge_label_index": ("paper", "likes", "paper")}, "pass one of"),
     ],

@@ -326,7 +326,7 @@ def test_a_graph_without_edges():
         ({"batch_size": 0}, "batch_size is 0"),
         ({"num_neighbors": "10"}, "each is 0 or more"),
         ({"collate_fn": len}, "takes no collate_fn"),
-        ({"sampler": [1], "shuffle": True}, "excludes shuffle"),
+        ({"sampler": [1], "shuffle": True}, "can decide the order"),
         ({"time_attr": "when"}, r"No attribute 'when' has a row for each node, or for each edge; .* 'x of nodes'"),
         ({"input_time": torch.ones(2), "time_attr": "y"}, "for 60 seeds"),
     ],

@@ -59,7 +59,7 @@ def known_graph(
         time = node_time[col.long()]
     if weight is not None and not weight.is_floating_point():
         weight = weight.float()
-    if time is not None and not time.is_floating_point():  # CompressedGraph rejects other times
+    if time is not None and not time.is_floating_point():  # CompressedGraph takes int64 only
         time = time.long()
     graph = CompressedGraph(
         rowptr=library.as_read(rowptr.detach()),

@@ -1,4 +1,4 @@
-"""Lowers pooling of images: a tile takes samples of all operands, which are independent of each other."""
+"""Lowers pooling of images: each tile takes some samples of all operands, because samples are independent."""
 
 from popgeo.ipu.tiles.lower.in_parts import by_rows
 
