@@ -17,6 +17,7 @@ from popgeo.deploy.few_shapes import FewShapes, Shape, with_spare_edges
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
 from popgeo.nn.neighbor_rule import NeighborRule
+from popgeo.plain_surroundings import plain_surroundings
 
 Evaluation = Callable[..., tuple[Tensor, ...]]
 STATES = {"charge", "spin"}
@@ -97,7 +98,7 @@ class SystemsCalculator:
         last: Any = self.atoms  # type: ignore[attr-defined]  # of ASE's class
         if last is None or len(last) != len(atoms):
             return names
-        if any(last.info.get(name) != atoms.info.get(name) for name in STATES & {*last.info, *atoms.info}):
+        if not all(np.array_equal(last.info.get(name), atoms.info.get(name)) for name in STATES):
             return ["info"]
         old, new = ((one.positions, one.numbers, one.cell.array, one.pbc) for one in (last, atoms))
         pairs = dict(zip(names, zip(old, new, strict=True), strict=True))
@@ -105,6 +106,7 @@ class SystemsCalculator:
             return [name for name, (one, other) in pairs.items() if not (abs(one * 1.0 - other) <= tol).all()]
         return [name for name, (one, other) in pairs.items() if one.tobytes() != other.tobytes()]
 
+    @plain_surroundings()
     def calculate(
         self, atoms: Any = None, properties: Sequence[str] = ("energy",), system_changes: Sequence[str] = ()
     ) -> None:
@@ -163,6 +165,7 @@ class Calculator(SystemsCalculator):
         ((3, 3), 8)
     """
 
+    @plain_surroundings()
     def __init__(
         self,
         model: nn.Module,

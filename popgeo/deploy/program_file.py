@@ -75,9 +75,9 @@ def export(
 
     if format not in _WRITERS:
         raise ValueError(f"format is {format!r}; pass one of {', '.join(map(repr, _WRITERS))}.")
-    if not len(graphs):
-        raise ValueError("graphs is empty; pass a few graphs like those to predict for.")
     graphs = [Data(**graph) if isinstance(graph, dict) else graph for graph in graphs]
+    if not graphs:
+        raise ValueError("graphs is empty; pass a few graphs like those to predict for.")
     choices |= {"device": "cpu", "forces": forces}
     predictor = Predictor(model, sizes, "none", **choices)
     wanted = _at_these_sizes(predictor, graphs)

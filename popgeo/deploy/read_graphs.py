@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from popgeo.capture.pytree import is_graph_data
 from popgeo.data.attribute_names import COUNT_NODES
+from popgeo.data.axes import GRAPHS
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore, why_not_flat
@@ -101,8 +103,7 @@ class GraphReader:
         left_out = sorted(keys - known - (set() if keys & known & counting else counting))
         how: dict[str, Any] = {"levels": self.layout.levels, "progress_bar": False, "validate": True}
         store = FlatStore.from_dataset(graphs, exclude_keys=left_out, **how)
-        listed = next((one.tensor for one in store.attributes if one.name == "cutoff" and one.is_tensor), None)
-        if self.cutoff is not None and listed is not None:
+        if self.cutoff is not None and (listed := _values(store, "cutoff")) is not None:
             NeighborRule(cutoff=self.cutoff).require_all_pairs(listed, listed)
         return sort_edges(store) if self.layout.sort_edges else store
 
@@ -115,7 +116,7 @@ class GraphReader:
     def _kinds(self, store: FlatStore) -> Kinds:
         slots = lay_out(store, self.sizes.with_rows_for(store), self.layout).slots
         # A cell of a molecule is 0 and says nothing, and a cutoff has been compared.
-        idle = {one.name for one in store.attributes if one.name in ("cell", "pbc") and not one.tensor.any()}
+        idle = {name for name in ("cell", "pbc") if (of := _values(store, name)) is not None and not of.any()}
         idle = {"cutoff", *idle} - self._inputs() if self.kinds is not None else set()
         return {input_name(slot): (slot.shape, slot.dtype) for slot in slots if slot.name not in idle}
 
@@ -134,6 +135,12 @@ class GraphReader:
             return None
         why = "the model takes and the other graphs lack. Make the predictor, or the file, with graphs that have it."
         return f"it has {more[0]}, which {why}"
+
+
+def _values(store: FlatStore, name: str) -> Tensor | None:
+    """Return the values of an attribute of graphs; None without the attribute."""
+    found = {one.name: one.tensor for one in store.attributes if one.is_tensor and one.axis == GRAPHS}.get(name)
+    return found if found is None or store.indices is None else found[store.indices]
 
 
 def named(number: int, error: Exception) -> ValueError:

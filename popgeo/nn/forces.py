@@ -25,6 +25,9 @@ def energy_and_forces(model: nn.Module, z: Tensor, pos: Tensor, *args: Any, **kw
     Returns:
         Energies [num_graphs, 1], and forces [num_atoms, 3] in the unit of energy per unit of length.
 
+    Raises:
+        ValueError: `torch.inference_mode()` is on, which excludes derivatives.
+
     Example:
         >>> from popgeo.nn import SchNet
         >>> model = SchNet(hidden_channels=8, num_filters=8, num_interactions=1)
@@ -33,6 +36,7 @@ def energy_and_forces(model: nn.Module, z: Tensor, pos: Tensor, *args: Any, **kw
         >>> energy.shape, forces.shape
         (torch.Size([1, 1]), torch.Size([3, 3]))
     """
+    _require_derivatives()
     with torch.enable_grad():
         pos = pos if pos.requires_grad else pos.detach().requires_grad_()
         energy = model(z, pos, *args, **kwargs)
@@ -74,7 +78,7 @@ def energy_forces_and_stress(
         per unit of volume.
 
     Raises:
-        ValueError: `cell` is not [num_graphs, 3, 3].
+        ValueError: `cell` is not [num_graphs, 3, 3], or `torch.inference_mode()` is on, which excludes derivatives.
 
     Example:
         >>> import torch
@@ -90,6 +94,7 @@ def energy_forces_and_stress(
         (0.0, torch.Size([1, 3, 3]))
     """
     check_shapes("Pass one cell per graph.", cell=(cell, (num_graphs, 3, 3)))
+    _require_derivatives()
     with torch.enable_grad():
         pos = pos if pos.requires_grad else pos.detach().requires_grad_()
         strain = torch.zeros_like(cell, requires_grad=True)
@@ -102,6 +107,14 @@ def energy_forces_and_stress(
     volume = volumes(cell).view(-1, 1, 1)
     stress = torch.where(volume > 0, virial / torch.where(volume > 0, volume, 1.0), 0.0)
     return energy, -slope, stress
+
+
+def _require_derivatives() -> None:
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "Forces are derivatives, which torch.inference_mode() excludes. Use torch.no_grad() in its place; Lightning "
+            "does so with Trainer(inference_mode=False)."
+        )
 
 
 def volumes(cell: Tensor) -> Tensor:

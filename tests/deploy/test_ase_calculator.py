@@ -273,3 +273,27 @@ def test_an_energy_that_is_no_number_is_an_error(model: SchNet):
     atoms.calc = Calculator(broken)
     with pytest.raises(ValueError, match="energy of C2OH6 is NaN"):
         atoms.get_potential_energy()
+
+
+def test_states_in_info_may_be_arrays(model: SchNet):
+    atoms = ethanol()
+    atoms.calc = Calculator(model)
+    atoms.info["charge"] = np.array([1, 2])
+    energy = atoms.get_potential_energy()
+    assert not atoms.calc.check_state(atoms)
+    atoms.info["charge"] = np.array([1, 3])
+    assert atoms.calc.check_state(atoms) == ["info"]
+    assert atoms.get_potential_energy() == energy
+
+
+def test_forces_are_those_outside_of_inference_mode_or_the_remedy_is_named(model: SchNet):
+    atoms = ethanol()
+    atoms.calc = Calculator(model)
+    expected = atoms.get_forces()
+    with torch.inference_mode():
+        atoms.calc = Calculator(model)
+        assert_close(atoms.get_forces(), expected)
+        z, pos = torch.tensor(atoms.numbers), torch.tensor(atoms.positions)
+        with pytest.raises(ValueError, match=r"inference_mode\(\) excludes. Use torch.no_grad"):
+            energy_and_forces(model, z, pos, num_graphs=1)
+    assert_close(atoms.get_forces(), expected)

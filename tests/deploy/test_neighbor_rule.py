@@ -282,8 +282,9 @@ def test_a_program_in_a_file_refuses_graphs_that_its_model_would_refuse(tmp_path
         kept = of_molecules([plain[0], wrong[0], plain[1]], errors="keep")
         assert list(kept.errors) == [1]
         assert torch.equal(kept[result][[0, 2]], of_molecules(plain)[result])
-    stored = FlatStore.from_dataset(short)
-    for some in (short, stored):
+    both = FlatStore.from_dataset([*crystals, *short])
+    assert torch.equal(of_crystals(both.view([1, 0]))[result], of_crystals(crystals[::-1])[result])
+    for some in (short, both.view([0, 2])):
         with pytest.raises(ValueError, match="listed up to 3, and the model's cutoff is 4"):
             of_crystals(some)
     assert list(of_crystals([crystals[0], short[1]], errors="keep").errors) == [1]
