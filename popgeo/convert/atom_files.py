@@ -120,10 +120,7 @@ def _read_xyz(opened: Callable[[], Any], starts: Sequence[int], index: int) -> A
     properties = by_key.get("properties", "species:S:1:pos:R:3").split(":")
     symbols, numbers = ([*{*both}.intersection(properties[::3])] for both in (("species", "symbols"), ("Z", "numbers")))
     if not symbols + numbers or not {"pos", "positions"}.intersection(properties[::3]):  # ASE would invent them
-        raise ValueError(
-            f"it has no positions or no elements, but {properties[::3]}. In Properties, call the columns species and pos "
-            "(in angstrom), in lower case."
-        )
+        raise ValueError(f"it has no positions or no elements, but {properties[::3]}. Call them pos and species.")
     columns = [int(number) for number in properties[2::3]]
     if len(row := rows.split("\n", 1)[0].split()) != sum(columns) or min(columns) < 1:
         raise ValueError(f"its rows have {len(row)} columns, Properties names {sum(columns)}. Name all: ...:forces:R:3")

@@ -78,11 +78,9 @@ class ProgramMaker:
         axes = axes_of_results(run(*example.values()), laid, given)
         inputs = {name: tensor.to("meta") for name, tensor in example.items()}
         layout = replace(self.layout, levels=levels_of(store.attributes, self.layout.levels, keeps_doubt=False))
-        names = names_taken(self.model, {one.name for one in store.attributes})
-        cutoff = getattr(getattr(self.model, "neighbor_rule", None), "cutoff", None)
-        return FixedProgram(
-            run=run, inputs=inputs, sizes=sizes, axes=axes, layout=layout, model=fixed, names=names, cutoff=cutoff
-        )
+        more: Any = {"names": names_taken(self.model, {one.name for one in store.attributes})}
+        more["cutoff"] = getattr(getattr(self.model, "neighbor_rule", None), "cutoff", None)
+        return FixedProgram(run=run, inputs=inputs, sizes=sizes, axes=axes, layout=layout, model=fixed, **more)
 
 
 def compiled_by(backend: Backend | str | None, model: Any, options: StepOptions | None = None) -> Callable[..., Any]:

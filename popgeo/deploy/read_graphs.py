@@ -131,10 +131,8 @@ class GraphReader:
                 return f"its {name} fills {list(found[name][0])} in a batch, but must fill {list(shape)}."
         known = set(self.kinds or found)
         more = [n for n in found if n not in known and (self.names is None or n.partition("[")[0] in self.names)]
-        if not more:
-            return None
         why = "the model takes and the other graphs lack. Make the predictor, or the file, with graphs that have it."
-        return f"it has {more[0]}, which {why}"
+        return f"it has {more[0]}, which {why}" if more else None
 
 
 def _values(store: FlatStore, name: str) -> Tensor | None:

@@ -111,10 +111,8 @@ def energy_forces_and_stress(
 
 def _require_derivatives() -> None:
     if torch.is_inference_mode_enabled():
-        raise ValueError(
-            "Forces are derivatives, which torch.inference_mode() excludes. Use torch.no_grad() in its place; Lightning "
-            "does so with Trainer(inference_mode=False)."
-        )
+        why = "Forces are derivatives, which torch.inference_mode() excludes."
+        raise ValueError(f"{why} Use torch.no_grad(), or Trainer(inference_mode=False) in Lightning.")
 
 
 def volumes(cell: Tensor) -> Tensor:
