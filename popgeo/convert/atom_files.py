@@ -126,9 +126,8 @@ def _read_xyz(opened: Callable[[], Any], starts: Sequence[int], index: int) -> A
         raise ValueError(f"its rows have {len(row)} columns, Properties names {sum(columns)}. Name all: ...:forces:R:3")
     if len(stress := re.findall(r"[-+.\deE]+", by_key.get("stress", ""))) == 9:
         symmetrised("stress", np.array(stress, float).reshape(3, 3))  # ASE averages without a check
-    comment = _as_ase_spells(comment, pairs)
     try:
-        atoms = ase.io.read(io.StringIO("\n".join((head, comment, rows))), format="extxyz")
+        atoms = ase.io.read(io.StringIO("\n".join((head, _as_ase_spells(comment, pairs), rows))), format="extxyz")
     except KeyError as error:  # an unknown symbol
         raise ValueError(f"{error} is not the symbol of an element") from error
     if symbols and numbers:  # ASE takes the numbers and does not look at the symbols

@@ -103,10 +103,9 @@ def _program(told: Mapping[str, Any]) -> FixedProgram:
     if not all(isinstance(name, str) for name in names or ()) or not (cutoff is None or 0 < float(cutoff) < inf):
         raise ValueError(f"names are {names!r:.50}, and the cutoff is {cutoff!r:.50}")
     more: Any = {"names": None if names is None else frozenset(names), "cutoff": cutoff}
+    more |= {"sizes": FixedSizeOptions(**sizes), "layout": LayoutChoices(**layout)}
     # `run` is a placeholder until the file's program is opened.
-    return FixedProgram(
-        run=dict, inputs=inputs, sizes=FixedSizeOptions(**sizes), axes=axes, layout=LayoutChoices(**layout), **more
-    )
+    return FixedProgram(run=dict, inputs=inputs, axes=axes, **more)
 
 
 def _numbers(value: Any) -> Iterator[Any]:

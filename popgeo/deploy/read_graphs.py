@@ -98,7 +98,7 @@ class GraphReader:
         Raises:
             ValueError: the graphs are invalid, or pairs of atoms are missing in a list that no program checks.
         """
-        known, counting = names or self.names or keys, set(COUNT_NODES)
+        known, counting = set(names or self.names or keys), set(COUNT_NODES)
         # An attribute of the program counts the nodes, or else the attribute that PyG counts by.
         left_out = sorted(keys - known - (set() if keys & known & counting else counting))
         how: dict[str, Any] = {"levels": self.layout.levels, "progress_bar": False, "validate": True}

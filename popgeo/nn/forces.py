@@ -36,9 +36,8 @@ def energy_and_forces(model: nn.Module, z: Tensor, pos: Tensor, *args: Any, **kw
         >>> energy.shape, forces.shape
         (torch.Size([1, 1]), torch.Size([3, 3]))
     """
-    _require_derivatives()
     with torch.enable_grad():
-        pos = pos if pos.requires_grad else pos.detach().requires_grad_()
+        pos = _differentiable(pos)
         energy = model(z, pos, *args, **kwargs)
         (gradient,) = torch.autograd.grad(energy, pos, torch.ones_like(energy), create_graph=model.training)
     return energy, -gradient
@@ -94,9 +93,8 @@ def energy_forces_and_stress(
         (0.0, torch.Size([1, 3, 3]))
     """
     check_shapes("Pass one cell per graph.", cell=(cell, (num_graphs, 3, 3)))
-    _require_derivatives()
     with torch.enable_grad():
-        pos = pos if pos.requires_grad else pos.detach().requires_grad_()
+        pos = _differentiable(pos)
         strain = torch.zeros_like(cell, requires_grad=True)
         symmetric = (strain + strain.transpose(1, 2)) / 2
         moved = pos + _strained(pos, symmetric, batch)
@@ -109,10 +107,11 @@ def energy_forces_and_stress(
     return energy, -slope, stress
 
 
-def _require_derivatives() -> None:
+def _differentiable(pos: Tensor) -> Tensor:
     if torch.is_inference_mode_enabled():
         why = "Forces are derivatives, which torch.inference_mode() excludes."
         raise ValueError(f"{why} Use torch.no_grad(), or Trainer(inference_mode=False) in Lightning.")
+    return pos if pos.requires_grad else pos.detach().requires_grad_()
 
 
 def volumes(cell: Tensor) -> Tensor:

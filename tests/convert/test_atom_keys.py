@@ -618,3 +618,24 @@ def test_energies_that_float32_rounds_are_warned_of_when_read_and_when_trained_o
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read_atoms(tmp_path / "a.xyz", double=True)[0].energy.item() == energy
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 1), (3, 1, 3), (2, 4, 1), (1, 1, 1), (12, 1)])
+def test_groups_of_an_hdf5_file_may_have_any_size(tmp_path, sizes):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for batch, size in enumerate(sizes):
+            for number in range(size):
+                group = file.create_group(f"config_batch_{batch}/config_{number}")
+                group["atomic_numbers"], group["positions"] = [1], np.zeros((1, 3))
+                group["cell"], group["pbc"] = np.zeros((3, 3)), [False] * 3
+                group.create_group("properties")["energy"] = float(sum(sizes[:batch]) + number)
+    assert [one.energy.item() for one in read_atoms(tmp_path / "a.h5")] == list(range(sum(sizes)))
+
+
+@pytest.mark.parametrize("name", ["z", "pos", "cell", "pbc", "edge_index", "edge_shift", "cutoff"])
+def test_no_key_takes_the_place_of_the_atoms(tmp_path, name):
+    path = write_xyz(tmp_path / "a.xyz", "energy=1 level=7")
+    assert read_atoms(path, keys={"level": "level"}, cutoff=3.0)[0].level.tolist() == [7]
+    with pytest.raises(ValueError, match=rf"\['{name}'\] come from the atoms and not from keys"):
+        read_atoms(path, keys={name: "level"}, cutoff=3.0)
