@@ -22,6 +22,7 @@ from popgeo.plain_surroundings import plain_surroundings
 Evaluation = Callable[..., tuple[Tensor, ...]]
 STATES = {"charge", "spin"}
 """Names in `atoms.info` that a model may read."""
+_INITIAL = {"initial_charges", "initial_magmoms"}
 
 
 class Potential(nn.Module):
@@ -98,13 +99,14 @@ class SystemsCalculator:
         last: Any = self.atoms  # type: ignore[attr-defined]  # of ASE's class
         if last is None or len(last) != len(atoms):
             return names
-        if not all(np.array_equal(last.info.get(name), atoms.info.get(name)) for name in STATES):
-            return ["info"]
-        old, new = ((one.positions, one.numbers, one.cell.array, one.pbc) for one in (last, atoms))
-        pairs = dict(zip(names, zip(old, new, strict=True), strict=True))
+        for old, new, of in ((last.info, atoms.info, STATES), (last.arrays, atoms.arrays, _INITIAL)):
+            if found := [name for name in of & {*old, *new} if not np.array_equal(old.get(name), new.get(name))]:
+                return found
+        both = ((one.positions, one.numbers, one.cell.array, one.pbc) for one in (last, atoms))
+        pairs = zip(names, *both, strict=True)
         if tol:
-            return [name for name, (one, other) in pairs.items() if not (abs(one * 1.0 - other) <= tol).all()]
-        return [name for name, (one, other) in pairs.items() if one.tobytes() != other.tobytes()]
+            return [name for name, one, other in pairs if not (abs(one * 1.0 - other) <= tol).all()]
+        return [name for name, one, other in pairs if one.tobytes() != other.tobytes()]
 
     @plain_surroundings()
     def calculate(

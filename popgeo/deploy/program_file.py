@@ -152,9 +152,8 @@ def _loaded(data: bytes, path: str, backend: Backend | str | None, run_machine_c
             )
         opened = _OPENED[format](data, [program.inputs for program in programs])
         compiler = backend if format == "torch" else None
-        made = []
-        for program, run, names in zip(programs, opened, results, strict=True):
-            made.append(replace(program, run=_by_name(compiled_by(compiler, run), names)))
+        parts = zip(programs, opened, results, strict=True)
+        made = [replace(program, run=_by_name(compiled_by(compiler, run), names)) for program, run, names in parts]
         return Predictor.of_programs(made)
     except ImportError:
         raise

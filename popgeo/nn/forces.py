@@ -109,8 +109,8 @@ def energy_forces_and_stress(
 
 def _differentiable(pos: Tensor) -> Tensor:
     if torch.is_inference_mode_enabled():
-        why = "Forces are derivatives, which torch.inference_mode() excludes."
-        raise ValueError(f"{why} Use torch.no_grad(), or Trainer(inference_mode=False) in Lightning.")
+        remedy = "Use torch.no_grad(), or Lightning's Trainer(inference_mode=False)."
+        raise ValueError(f"torch.inference_mode() excludes derivatives. {remedy}")
     return pos if pos.requires_grad else pos.detach().requires_grad_()
 
 

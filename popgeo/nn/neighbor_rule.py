@@ -54,8 +54,7 @@ class NeighborRule:
         Raises:
             ValueError: pairs are missing, or an atom has more neighbors than the rule allows.
         """
-        if listed is not None:
-            r = self.require_all_pairs(listed, r)
+        r = r if listed is None else self.require_all_pairs(listed, r)
         if self.max_num_neighbors and not self.is_default:
             near = (r < self.cutoff).float().repeat(2 if half_list else 1)  # float32 counts exactly
             centres = edge_index.flatten() if half_list else edge_index[1]
