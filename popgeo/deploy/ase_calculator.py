@@ -108,7 +108,7 @@ class SystemsCalculator:
             return [name for name, one, other in pairs if not (abs(one * 1.0 - other) <= tol).all()]
         return [name for name, one, other in pairs if one.tobytes() != other.tobytes()]
 
-    @plain_surroundings()
+    @torch.inference_mode(False)  # in which there would be no forces
     def calculate(
         self, atoms: Any = None, properties: Sequence[str] = ("energy",), system_changes: Sequence[str] = ()
     ) -> None:
