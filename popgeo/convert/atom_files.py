@@ -18,6 +18,7 @@ from popgeo.convert.hdf5_file import open_hdf5
 from popgeo.convert.open_file import OpenFile
 from popgeo.convert.other_formats import format_of, molecule_of, molecule_starts, read_other
 from popgeo.convert.packed_files import PACKED, require_unpacked, unpacked_parts
+from popgeo.elements import SYMBOLS
 
 _NAME = re.compile(r"""(?:^|\s)["']?([\w:.-]+)["']?\s*=\s*""")
 _WORD = re.compile(r"\S+")
@@ -89,6 +90,8 @@ def _open_xyz(path: Path) -> OpenFile:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         while (head := file.readline()).strip():
+            if not head.strip().lstrip(b"-").isdigit():
+                raise ValueError(f"structure {len(starts) - 1} begins with {head[:40]!r}, not with its number of atoms")
             if not 0 < int(head) <= size - file.tell():
                 raise ValueError(f"structure {len(starts) - 1} declares {int(head)} atoms in a file of {size} bytes")
             comment = file.readline(_LONGEST_COMMENT + 1)
@@ -115,18 +118,23 @@ def _read_xyz(opened: Callable[[], Any], starts: Sequence[int], index: int) -> A
         raise ValueError(f"it has {twice[:8]} twice. Remove one")
     by_key = {name: pair.value.strip("\"'[]{}") for name, pair in zip(names, pairs, strict=True)}
     properties = by_key.get("properties", "species:S:1:pos:R:3").split(":")
-    if not {"pos", "positions"} & {name.lower() for name in properties[::3]}:  # ASE would put all atoms at the origin
-        raise ValueError(f"it has no positions, but {properties[::3]}. Name them pos in Properties, in angstrom.")
+    symbols, numbers = ([*{*both}.intersection(properties[::3])] for both in (("species", "symbols"), ("Z", "numbers")))
+    if not symbols + numbers or not {"pos", "positions"}.intersection(properties[::3]):  # ASE would invent them
+        raise ValueError(f"it has no positions or no elements, but {properties[::3]}. Call them pos and species.")
     columns = [int(number) for number in properties[2::3]]
     if len(row := rows.split("\n", 1)[0].split()) != sum(columns) or min(columns) < 1:
         raise ValueError(f"its rows have {len(row)} columns, Properties names {sum(columns)}. Name all: ...:forces:R:3")
     if len(stress := re.findall(r"[-+.\deE]+", by_key.get("stress", ""))) == 9:
         symmetrised("stress", np.array(stress, float).reshape(3, 3))  # ASE averages without a check
-    comment = _as_ase_spells(comment, pairs)
     try:
-        atoms = ase.io.read(io.StringIO("\n".join((head, comment, rows))), format="extxyz")
+        atoms = ase.io.read(io.StringIO("\n".join((head, _as_ase_spells(comment, pairs), rows))), format="extxyz")
     except KeyError as error:  # an unknown symbol
         raise ValueError(f"{error} is not the symbol of an element") from error
+    if symbols and numbers:  # ASE takes the numbers and does not look at the symbols
+        place = sum(columns[: properties[::3].index(symbols[0])])
+        for row, element in zip(rows.splitlines(), atoms.symbols, strict=False):
+            if (symbol := row.split()[place].capitalize()) in SYMBOLS and symbol != element:
+                raise ValueError(f"an atom is {symbol} by its symbol and {element} by its number. Remove one of them.")
     if "pbc" in by_key:
         atoms.pbc = _periodic(by_key["pbc"])
     return atoms

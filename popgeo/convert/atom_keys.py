@@ -11,6 +11,7 @@ from popgeo.convert.units import QUANTITIES, all_factors, factor_of, unit_in_nam
 
 Keys: TypeAlias = Mapping[str, str | None]
 LABELS = ("energy", "forces", "stress")
+_MADE = {"z", "pos", "cell", "pbc", "edge_index", "edge_shift", "cutoff"}  # attributes that each structure has
 _WEIGHTS = {name: (name, f"config_{name}") for name in ("weight", *(f"{label}_weight" for label in LABELS))}
 _VIRIALS = ("virial", "virials", "ref_virial", "ref_virials")
 _OF_VIRIALS = ("virial_weight", "virials_weight", "config_virial_weight", "config_virials_weight")
@@ -61,6 +62,8 @@ def find_names(by_key: Mapping[str, Any], chosen: Keys, wanted: bool = True) -> 
         ValueError: a stated key is missing, several keys fit, or the key of the energy is per atom.
     """
     names = {name: key for name, key in chosen.items() if key is not None}
+    if made := sorted(_MADE & names.keys()):
+        raise ValueError(f"{made} come from the atoms and not from keys. Give these attributes different names.")
     if missing := sorted({key for name, key in names.items() if name not in WEIGHTS} - by_key.keys()):
         raise ValueError(f"it has no {missing}, but {sorted(by_key)}. Correct the keys.")
     if re.search("per_?atom", names.get("energy", "").lower()):

@@ -36,8 +36,7 @@ def as_label(name: str, key: str, values: np.ndarray, num_atoms: int, cell: np.n
         ValueError: the shape does not fit, or the value is too large or negative.
     """
     shape = {"forces": (num_atoms, 3), "stress": (1, 6)}.get(name, (1,))
-    of_tensor = name == "stress" and values.size == 9
-    if values.size != math.prod(shape) and not of_tensor:
+    if not has_shape_of(name, values, num_atoms):
         raise ValueError(f"it has {key} of shape {list(values.shape)}; {name} needs {list(shape)}.")
     if name == "stress":
         values = _stress(key, values, abs(float(np.linalg.det(cell))))
@@ -49,6 +48,18 @@ def as_label(name: str, key: str, values: np.ndarray, num_atoms: int, cell: np.n
     if name in WEIGHTS and values[0] < 0:
         raise ValueError(f"it has {key} of {values[0]:.3g}; a weight is at least 0.")
     return values
+
+
+def has_shape_of(name: str, values: np.ndarray, num_atoms: int) -> bool:
+    """Check that a label has a shape with a known order of its numbers; axes of length 1 do not count.
+
+    Example:
+        >>> has_shape_of("forces", np.zeros((4, 3)), 4), has_shape_of("forces", np.zeros((3, 4)), 4)
+        (True, False)
+    """
+    of_stress: list[tuple[int, ...]] = [(6,), (9,), (3, 3)]
+    shapes = {"forces": [(num_atoms, 3), (3 * num_atoms,)], "stress": of_stress, "virial": of_stress}
+    return np.squeeze(values).shape in shapes.get(name, [()])
 
 
 def _stress(key: str, values: np.ndarray, volume: float) -> np.ndarray:

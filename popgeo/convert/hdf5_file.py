@@ -1,7 +1,9 @@
 """The HDF5 files of MACE, read without links to other files and within the size of the file."""
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ _BYTES_PER_ATOM = 1 << 16  # largest size of a dataset
 
 
 def open_hdf5(path: Path) -> OpenFile:
-    """Open a file of MACE's `preprocess_data`: batches of equal size, with a group per structure.
+    """Open a file of MACE's `preprocess_data`: batches with a group per structure.
 
     Raises:
         ValueError: the file has other groups, a group with two names, or a link to a different file.
@@ -26,20 +28,19 @@ def open_hdf5(path: Path) -> OpenFile:
         batches = [_own(file, f"config_batch_{number}") for number in range(len(names))]
         if len({h5py.h5o.get_info(batch.id).addr for batch in batches}) < len(batches):
             raise ValueError("it has a group under several names")
-        count = sum(map(len, batches))
-        return OpenFile(count, partial(_read, path, len(batches[0])), dict(_attributes(file)))
+        starts = [0, *accumulate(map(len, batches))]
+        return OpenFile(starts[-1], partial(_read, path, starts), dict(_attributes(file)))
 
 
-def _read(path: Path, size: int, index: int) -> Any:
+def _read(path: Path, starts: Sequence[int], index: int) -> Any:
     import h5py
     from ase import Atoms
 
     with h5py.File(path, "r") as file:
-        group = _own(_own(file, f"config_batch_{index // size}"), f"config_{index % size}")
-        held = {*group}
-        parts = [group, *(_own(group, one) if one in held else {} for one in ("properties", "property_weights"))]
-        size_of_file = path.stat().st_size
-        left = [most_unpacked(size_of_file), size_of_file]
+        batch = bisect_right(starts, index) - 1
+        group = _own(_own(file, f"config_batch_{batch}"), f"config_{index - starts[batch]}")
+        parts = [group, *(_own(group, one) if one in {*group} else {} for one in ("properties", "property_weights"))]
+        left = [most_unpacked(size := path.stat().st_size), size]
         known, labels, weights = (_values(part, left, _own(group, "atomic_numbers").size) for part in parts)
         units = {f"{name}_unit": value for part in parts[:2] for name in part
                  for key, value in _attributes(_own(part, name)) if "unit" in key.lower()}  # fmt: skip

@@ -177,12 +177,21 @@ def _whole(path: Any, column: pd.Series) -> np.ndarray:
     return times.astype(np.int64)
 
 
-def refuse_broken_lines(path: str | Path, table: pd.DataFrame) -> None:
-    """Raise if a field of a table of text spans several lines, as rows between two stray quotation marks do.
+def refuse_broken_lines(path: str | Path, table: pd.DataFrame, first: int = 0) -> None:
+    """Check the fields of a part of a table of text: their number in a line, and that none spans several lines.
+
+    Args:
+        path: The file.
+        table: The part.
+        first: Number of its first row.
 
     Raises:
-        ValueError: a field does.
+        ValueError: lines have more fields than there are names, or rows between two quotation marks are one field.
     """
+    # If a line has more fields than there are names, pandas takes its first field for the name of the row.
+    if not table.index.equals(pd.RangeIndex(first, first + len(table))):
+        what = f"more fields in a line than names of columns, {list(table.columns)}"
+        raise ValueError(f"{path} has {what}. Name all columns, and remove commas at the ends of lines.")
     for name, column in table.select_dtypes(exclude=["number", "bool"]).items():
         odd = column.astype(str).str.contains(r"[\r\n]").to_numpy(bool)
         if odd.any():

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch_geometric.data import Data
 
+from popgeo.convert.atom_labels import has_shape_of
 from popgeo.convert.periodic_pairs import tree_pairs
 from popgeo.elements import RADII
 
@@ -68,16 +69,16 @@ def parts_of(structure: Any, keys: Mapping[str, str | None]) -> StructureParts:
     labels = {name: one for name, one in arrays.items() if one.dtype.kind in "iubf"}
     misshapen = []
 
-    def of(name: str, *sizes: int) -> np.ndarray | None:
+    def of(name: str) -> np.ndarray | None:
         ending = [one for one in labels if one.lower().endswith(_ENDINGS[name]) and "free" not in one.lower()]
         key = keys.get(name) or min(ending, key=lambda one: (len(one), one), default="")
         if key not in labels or keys.get(name, "") is None:
             return None
-        found = labels[key].reshape(-1)
-        misshapen.extend([key] * (found.size not in sizes))
-        return found if found.size in sizes and np.isfinite(found).all() else None
+        found, is_right = labels[key].reshape(-1), has_shape_of(name, labels[key], len(z))
+        misshapen.extend([key] * (not is_right))
+        return found if is_right and np.isfinite(found).all() else None
 
-    energy, forces, stress, virial = of("energy", 1), of("forces", 3 * len(z)), of("stress", 6, 9), of("virial", 6, 9)
+    energy, forces, stress, virial = map(of, _ENDINGS)
     if stress is None and virial is not None and (volume := abs(np.linalg.det(cell))) > 1e-6:
         stress = -virial / volume
     if stress is not None and stress.size == 6:

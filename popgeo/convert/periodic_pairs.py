@@ -34,8 +34,8 @@ def list_pairs(pos: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
         ValueError: the cutoff is not positive, a periodic direction has no vector, the structure is too wide for the
             cutoff, or there are too many pairs.
     """
-    if not cutoff > 0:
-        raise ValueError(f"The cutoff is {cutoff}; it must be more than 0 angstrom.")
+    if not 0 < cutoff < np.inf:
+        raise ValueError(f"The cutoff is {cutoff}; it must be more than 0 angstrom, and finite.")
     require_places(pos, cell)
     if any(pbc) and np.linalg.matrix_rank(cell[pbc]) < np.count_nonzero(pbc):
         raise ValueError(f"The cell repeats along {pbc.tolist()} but its vectors are {cell.tolist()}. Set all three.")

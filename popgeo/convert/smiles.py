@@ -58,7 +58,7 @@ def read_smiles(
     RDLogger.DisableLog("rdApp.*")  # errors report the faults of rows
     skipped = number = 0
     for name, table in _tables(path, column, targets):
-        refuse_broken_lines(path, table)
+        refuse_broken_lines(path, table, number)
         for smiles, y in zip(table[name], _numbers(path, number, table[list(targets)]), strict=True):
             molecule, pos, too_large = None, None, ""
             if isinstance(smiles, str) and not (too_large := _too_large(smiles)):

@@ -17,10 +17,12 @@ from popgeo.deploy.few_shapes import FewShapes, Shape, with_spare_edges
 from popgeo.nn.atom_targets import matrix_to_voigt
 from popgeo.nn.forces import energy_and_forces, energy_forces_and_stress
 from popgeo.nn.neighbor_rule import NeighborRule
+from popgeo.plain_surroundings import plain_surroundings
 
 Evaluation = Callable[..., tuple[Tensor, ...]]
 STATES = {"charge", "spin"}
 """Names in `atoms.info` that a model may read."""
+_INITIAL = {"initial_charges", "initial_magmoms"}
 
 
 class Potential(nn.Module):
@@ -97,14 +99,16 @@ class SystemsCalculator:
         last: Any = self.atoms  # type: ignore[attr-defined]  # of ASE's class
         if last is None or len(last) != len(atoms):
             return names
-        if any(last.info.get(name) != atoms.info.get(name) for name in STATES & {*last.info, *atoms.info}):
-            return ["info"]
-        old, new = ((one.positions, one.numbers, one.cell.array, one.pbc) for one in (last, atoms))
-        pairs = dict(zip(names, zip(old, new, strict=True), strict=True))
+        for old, new, of in ((last.info, atoms.info, STATES), (last.arrays, atoms.arrays, _INITIAL)):
+            if found := [name for name in of & {*old, *new} if not np.array_equal(old.get(name), new.get(name))]:
+                return found
+        both = ((one.positions, one.numbers, one.cell.array, one.pbc) for one in (last, atoms))
+        pairs = zip(names, *both, strict=True)
         if tol:
-            return [name for name, (one, other) in pairs.items() if not (abs(one * 1.0 - other) <= tol).all()]
-        return [name for name, (one, other) in pairs.items() if one.tobytes() != other.tobytes()]
+            return [name for name, one, other in pairs if not (abs(one * 1.0 - other) <= tol).all()]
+        return [name for name, one, other in pairs if one.tobytes() != other.tobytes()]
 
+    @torch.inference_mode(False)  # in which there would be no forces
     def calculate(
         self, atoms: Any = None, properties: Sequence[str] = ("energy",), system_changes: Sequence[str] = ()
     ) -> None:
@@ -163,6 +167,7 @@ class Calculator(SystemsCalculator):
         ((3, 3), 8)
     """
 
+    @plain_surroundings()
     def __init__(
         self,
         model: nn.Module,

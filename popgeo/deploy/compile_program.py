@@ -13,7 +13,7 @@ from popgeo.data.compiled_fill import Filler
 from popgeo.data.cut import BatchMemory
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore
-from popgeo.deploy.fixed_program import FixedModel, FixedProgram, axes_of_results, call_of, input_name
+from popgeo.deploy.fixed_program import FixedModel, FixedProgram, axes_of_results, call_of, input_name, names_taken
 from popgeo.engine.backend import Backend, backend_of
 from popgeo.engine.compile_step import compile_forward
 from popgeo.engine.step_options import StepOptions
@@ -78,7 +78,9 @@ class ProgramMaker:
         axes = axes_of_results(run(*example.values()), laid, given)
         inputs = {name: tensor.to("meta") for name, tensor in example.items()}
         layout = replace(self.layout, levels=levels_of(store.attributes, self.layout.levels, keeps_doubt=False))
-        return FixedProgram(run=run, inputs=inputs, sizes=sizes, axes=axes, layout=layout, model=fixed)
+        more: Any = {"names": names_taken(self.model, {one.name for one in store.attributes})}
+        more["cutoff"] = getattr(getattr(self.model, "neighbor_rule", None), "cutoff", None)
+        return FixedProgram(run=run, inputs=inputs, sizes=sizes, axes=axes, layout=layout, model=fixed, **more)
 
 
 def compiled_by(backend: Backend | str | None, model: Any, options: StepOptions | None = None) -> Callable[..., Any]:

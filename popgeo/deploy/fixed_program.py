@@ -39,6 +39,8 @@ class FixedProgram:
         axes: Level (graph, node or edge) and type of the rows of each result.
         layout: Layout of the batch.
         model: Model that `run` computes; None if the program is from a file.
+        names: Attributes that the model takes, also those that the graphs of this program lack; None for all.
+        cutoff: Length up to which pairs of atoms must be listed; None for a model without a cutoff.
 
     Raises:
         ValueError: the layout sorts edges, and a result has a row per edge, so it would be in the order of the batch.
@@ -50,6 +52,8 @@ class FixedProgram:
     axes: Mapping[str, Axis]
     layout: LayoutChoices = field(default_factory=LayoutChoices)
     model: "FixedModel | None" = None
+    names: frozenset[str] | None = None
+    cutoff: float | None = None
 
     def __post_init__(self) -> None:
         moved = [name for name, axis in self.axes.items() if axis.level is Level.EDGE]
@@ -108,11 +112,11 @@ class ForceModel(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.neighbor_rule = model, getattr(model, "neighbor_rule", None)
         taken = {one.name: one for one in _parameters(model)}
         self.adds_cell = "edge_shift" in taken and "cell" not in taken
         # Models with a neighbor rule read cells only to check edges.
-        self.strains = self.adds_cell or hasattr(model, "neighbor_rule")
+        self.strains = self.adds_cell or self.neighbor_rule is not None
         if self.adds_cell:
             taken["cell"] = inspect.Parameter("cell", inspect.Parameter.KEYWORD_ONLY, default=None)
         self.signature = inspect.Signature(list(taken.values()))
@@ -261,7 +265,7 @@ def names_taken(model: nn.Module, attributes: Collection[str]) -> frozenset[str]
     """
     parameters = list(_parameters(model))
     names = frozenset(one.name.removesuffix("_dict") for one in parameters)
-    required = [one.name for one in parameters if one.default is one.empty]
+    required = [one.name.removesuffix("_dict") for one in parameters if one.default is one.empty]
     return None if len(required) == 1 and required[0] not in attributes else names
 
 

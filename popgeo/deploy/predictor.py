@@ -152,7 +152,7 @@ class Predictor:
         made.programs = dict(enumerate(programs))
         first = programs[0]
         made.takes_float64 = "pos" in first.inputs and first.inputs["pos"].dtype is torch.float64
-        made._reader = reader_of(first, frozenset(name.partition("[")[0] for name in first.inputs))
+        made._reader = reader_of(first)
         return made
 
     @classmethod
@@ -297,9 +297,7 @@ class Predictor:
             assert self._maker is not None  # a predictor of programs has them all
             self.programs[i] = program = self._maker(self.shapes[i].with_rows_for(store), store)
             self.num_compilations += 1
-            if self._reader is None:
-                names = names_taken(self._maker.model, {one.name for one in store.attributes})
-                self._reader = reader_of(program, names)
+            self._reader = self._reader or reader_of(program)
         return self.programs[i]
 
     @property

@@ -75,9 +75,9 @@ def export(
 
     if format not in _WRITERS:
         raise ValueError(f"format is {format!r}; pass one of {', '.join(map(repr, _WRITERS))}.")
-    if not len(graphs):
-        raise ValueError("graphs is empty; pass a few graphs like those to predict for.")
     graphs = [Data(**graph) if isinstance(graph, dict) else graph for graph in graphs]
+    if not graphs:
+        raise ValueError("graphs is empty; pass a few graphs like those to predict for.")
     choices |= {"device": "cpu", "forces": forces}
     predictor = Predictor(model, sizes, "none", **choices)
     wanted = _at_these_sizes(predictor, graphs)
@@ -152,9 +152,8 @@ def _loaded(data: bytes, path: str, backend: Backend | str | None, run_machine_c
             )
         opened = _OPENED[format](data, [program.inputs for program in programs])
         compiler = backend if format == "torch" else None
-        made = []
-        for program, run, names in zip(programs, opened, results, strict=True):
-            made.append(replace(program, run=_by_name(compiled_by(compiler, run), names)))
+        parts = zip(programs, opened, results, strict=True)
+        made = [replace(program, run=_by_name(compiled_by(compiler, run), names)) for program, run, names in parts]
         return Predictor.of_programs(made)
     except ImportError:
         raise

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
+from math import inf
 from typing import Any
 
 import torch
@@ -70,6 +71,8 @@ def _told(program: FixedProgram, results: Tensors) -> dict[str, Any]:
         "results": {name: axis and [axis.level.value, axis.store] for name, axis in axes.items()},
         "sizes": {one.name: _packed(getattr(program.sizes, one.name)) for one in fields(FixedSizeOptions)},
         "layout": {one.name: _packed(getattr(program.layout, one.name)) for one in fields(LayoutChoices)},
+        "names": None if program.names is None else sorted(program.names),
+        "cutoff": program.cutoff,
     }
 
 
@@ -95,9 +98,14 @@ def _program(told: Mapping[str, Any]) -> FixedProgram:
         raise ValueError("no result belongs to graphs, nodes or edges")
     kinds = {name: (shape, torch_thing("dtype", dtype)) for name, (shape, dtype) in told["inputs"].items()}
     inputs = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in kinds.items()}
-    options, choices = FixedSizeOptions(**sizes), LayoutChoices(**layout)
+    # Files of earlier versions do not have these two.
+    names, cutoff = told.get("names", [name.partition("[")[0] for name in inputs]), told.get("cutoff")
+    if not all(isinstance(name, str) for name in names or ()) or not (cutoff is None or 0 < float(cutoff) < inf):
+        raise ValueError(f"names are {names!r:.50}, and the cutoff is {cutoff!r:.50}")
+    more: Any = {"names": None if names is None else frozenset(names), "cutoff": cutoff}
+    more |= {"sizes": FixedSizeOptions(**sizes), "layout": LayoutChoices(**layout)}
     # `run` is a placeholder until the file's program is opened.
-    return FixedProgram(run=dict, inputs=inputs, sizes=options, axes=axes, layout=choices)
+    return FixedProgram(run=dict, inputs=inputs, axes=axes, **more)
 
 
 def _numbers(value: Any) -> Iterator[Any]:

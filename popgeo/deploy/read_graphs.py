@@ -1,22 +1,25 @@
 """Conversion of users' graphs to a program's flat inputs, and errors for graphs that do not match these inputs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from popgeo.capture.pytree import is_graph_data
 from popgeo.data.attribute_names import COUNT_NODES
+from popgeo.data.axes import GRAPHS
 from popgeo.data.batch_layout import LayoutChoices, lay_out
 from popgeo.data.fixed_size_options import FixedSizeOptions
 from popgeo.data.flat_store import FlatStore, why_not_flat
 from popgeo.data.sort_edges import sort_edges
 from popgeo.deploy.fixed_program import FixedProgram, input_name
 from popgeo.loader.source import FlatSource
+from popgeo.nn.neighbor_rule import NeighborRule
 
 Kinds = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and type of each tensor of a batch."""
@@ -31,12 +34,14 @@ class GraphReader:
         names: Attributes that the program uses; None for all.
         sizes: Sizes of a batch that has `kinds`.
         kinds: Shape and type of each input of the program; None for any graphs with equal kinds.
+        cutoff: Length up to which pairs of atoms must be listed; None without a limit.
     """
 
     layout: LayoutChoices
     names: frozenset[str] | None = None
     sizes: FixedSizeOptions = field(default_factory=lambda: FixedSizeOptions(1, 0, 2))
     kinds: Kinds | None = None
+    cutoff: float | None = None
 
     def read(self, graphs: Any, first: int = 0, keep: bool = False) -> tuple[FlatStore | None, Any, dict[int, Any]]:
         """Return the valid graphs as a flat store, their numbers, and the errors of invalid graphs.
@@ -59,7 +64,6 @@ class GraphReader:
         except (ValueError, TypeError, RuntimeError):
             if not is_list:
                 raise
-        keys = set().union(*map(self._attributes, graphs))
         like, errors = self, {}
         kinds: dict[int, Kinds] = {}
         for i, graph in enumerate(graphs):
@@ -80,16 +84,27 @@ class GraphReader:
             raise named(first + number, error) from error
         right = [i for i in range(len(graphs)) if i not in errors]
         named_errors = {i: named(first + i, error) for i, error in errors.items()}
-        flat = self._flat([graphs[i] for i in right], keys) if right else None
+        keys = set().union(*(self._attributes(graphs[i]) for i in right))
+        flat = self._flat([graphs[i] for i in right], keys, like._inputs()) if right else None
         return flat, np.array(right, np.int64), named_errors
 
-    def _flat(self, graphs: Any, keys: set[str]) -> FlatStore:
-        """Return the graphs as a flat store, without attributes that the program does not use."""
-        known, counting = self.names or keys, set(COUNT_NODES)
+    def _inputs(self) -> set[str]:
+        """Return the names of the attributes that are inputs of the program."""
+        return {name.partition("[")[0] for name in self.kinds or ()}
+
+    def _flat(self, graphs: Any, keys: set[str], names: Collection[str] | None = None) -> FlatStore:
+        """Return the graphs as a flat store, without attributes that the program does not use.
+
+        Raises:
+            ValueError: the graphs are invalid, or pairs of atoms are missing in a list that no program checks.
+        """
+        known, counting = set(names or self.names or keys), set(COUNT_NODES)
         # An attribute of the program counts the nodes, or else the attribute that PyG counts by.
         left_out = sorted(keys - known - (set() if keys & known & counting else counting))
         how: dict[str, Any] = {"levels": self.layout.levels, "progress_bar": False, "validate": True}
         store = FlatStore.from_dataset(graphs, exclude_keys=left_out, **how)
+        if self.cutoff is not None and (listed := _values(store, "cutoff")) is not None:
+            NeighborRule(cutoff=self.cutoff).require_all_pairs(listed, listed)
         return sort_edges(store) if self.layout.sort_edges else store
 
     @staticmethod
@@ -100,7 +115,10 @@ class GraphReader:
 
     def _kinds(self, store: FlatStore) -> Kinds:
         slots = lay_out(store, self.sizes.with_rows_for(store), self.layout).slots
-        return {input_name(slot): (slot.shape, slot.dtype) for slot in slots}
+        # A cell of a molecule is 0 and says nothing, and a cutoff has been compared.
+        idle = {name for name in ("cell", "pbc") if (of := _values(store, name)) is not None and not of.any()}
+        idle = {"cutoff", *idle} - self._inputs() if self.kinds is not None else set()
+        return {input_name(slot): (slot.shape, slot.dtype) for slot in slots if slot.name not in idle}
 
     def _why_not(self, found: Kinds) -> str | None:
         """Return a message about the first difference from the program's inputs, or None if there is no difference."""
@@ -113,7 +131,14 @@ class GraphReader:
                 return f"its {name} fills {list(found[name][0])} in a batch, but must fill {list(shape)}."
         known = set(self.kinds or found)
         more = [n for n in found if n not in known and (self.names is None or n.partition("[")[0] in self.names)]
-        return f"it has {more[0]}, which the model takes and the other graphs lack." if more else None
+        why = "the model takes and the other graphs lack. Make the predictor, or the file, with graphs that have it."
+        return f"it has {more[0]}, which {why}" if more else None
+
+
+def _values(store: FlatStore, name: str) -> Tensor | None:
+    """Return the values of an attribute of graphs; None without the attribute."""
+    found = {one.name: one.tensor for one in store.attributes if one.is_tensor and one.axis == GRAPHS}.get(name)
+    return found if found is None or store.indices is None else found[store.indices]
 
 
 def named(number: int, error: Exception) -> ValueError:
@@ -183,7 +208,8 @@ def _at(dataset: Any, i: int) -> Any:
         return error
 
 
-def reader_of(program: FixedProgram, names: frozenset[str] | None) -> GraphReader:
-    """Return a reader that converts graphs to inputs of a program, with the attributes in `names`."""
+def reader_of(program: FixedProgram) -> GraphReader:
+    """Return a reader that converts graphs to inputs of a program."""
     kinds = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in program.inputs.items()}
-    return GraphReader(layout=program.layout, names=names, sizes=program.sizes, kinds=kinds)
+    how: dict[str, Any] = {"layout": program.layout, "names": program.names, "cutoff": program.cutoff}
+    return GraphReader(sizes=program.sizes, kinds=kinds, **how)

@@ -25,6 +25,9 @@ def energy_and_forces(model: nn.Module, z: Tensor, pos: Tensor, *args: Any, **kw
     Returns:
         Energies [num_graphs, 1], and forces [num_atoms, 3] in the unit of energy per unit of length.
 
+    Raises:
+        ValueError: `torch.inference_mode()` is on, which excludes derivatives.
+
     Example:
         >>> from popgeo.nn import SchNet
         >>> model = SchNet(hidden_channels=8, num_filters=8, num_interactions=1)
@@ -34,7 +37,7 @@ def energy_and_forces(model: nn.Module, z: Tensor, pos: Tensor, *args: Any, **kw
         (torch.Size([1, 1]), torch.Size([3, 3]))
     """
     with torch.enable_grad():
-        pos = pos if pos.requires_grad else pos.detach().requires_grad_()
+        pos = _differentiable(pos)
         energy = model(z, pos, *args, **kwargs)
         (gradient,) = torch.autograd.grad(energy, pos, torch.ones_like(energy), create_graph=model.training)
     return energy, -gradient
@@ -74,7 +77,7 @@ def energy_forces_and_stress(
         per unit of volume.
 
     Raises:
-        ValueError: `cell` is not [num_graphs, 3, 3].
+        ValueError: `cell` is not [num_graphs, 3, 3], or `torch.inference_mode()` is on, which excludes derivatives.
 
     Example:
         >>> import torch
@@ -91,7 +94,7 @@ def energy_forces_and_stress(
     """
     check_shapes("Pass one cell per graph.", cell=(cell, (num_graphs, 3, 3)))
     with torch.enable_grad():
-        pos = pos if pos.requires_grad else pos.detach().requires_grad_()
+        pos = _differentiable(pos)
         strain = torch.zeros_like(cell, requires_grad=True)
         symmetric = (strain + strain.transpose(1, 2)) / 2
         moved = pos + _strained(pos, symmetric, batch)
@@ -102,6 +105,13 @@ def energy_forces_and_stress(
     volume = volumes(cell).view(-1, 1, 1)
     stress = torch.where(volume > 0, virial / torch.where(volume > 0, volume, 1.0), 0.0)
     return energy, -slope, stress
+
+
+def _differentiable(pos: Tensor) -> Tensor:
+    if torch.is_inference_mode_enabled():
+        remedy = "Use torch.no_grad(), or Lightning's Trainer(inference_mode=False)."
+        raise ValueError(f"torch.inference_mode() excludes derivatives. {remedy}")
+    return pos if pos.requires_grad else pos.detach().requires_grad_()
 
 
 def volumes(cell: Tensor) -> Tensor:

@@ -223,13 +223,15 @@ class PrecomputeInteractionGraph(BaseTransform):
         PyG has copied the molecule before.
 
         Raises:
-            ValueError: the structure repeats, or a position is not finite.
+            ValueError: the structure repeats, or a position is missing or not finite.
         """
         repeats = next((data[name] for name in ("pbc", "cell") if name in data), torch.zeros(1))
         if bool(repeats.any()):
             raise ValueError("The structure repeats; popgeo.convert.read_atoms(cutoff=) lists pairs with images.")
-        if not bool(data.pos.isfinite().all()):
-            raise ValueError("pos has NaN or infinity. Correct the positions, or leave the structure out.")
+        if data.pos is None or not bool(data.pos.isfinite().all()):
+            raise ValueError(
+                "pos has NaN or infinity, or is missing. Correct the positions, or leave the structure out."
+            )
         r2 = (data.pos.unsqueeze(0) - data.pos.unsqueeze(1)).square().sum(2)
         near = (r2 <= self.cutoff * self.cutoff).triu(1)
         if not self.half_list:

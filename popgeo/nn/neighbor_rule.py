@@ -54,16 +54,22 @@ class NeighborRule:
         Raises:
             ValueError: pairs are missing, or an atom has more neighbors than the rule allows.
         """
-        if listed is not None:
-            reach = self.cutoff * (1 - 2 * torch.finfo(listed.dtype).eps)
-            short = (listed > 0) & (listed < reach)
-            r = require(~short.any(), r, lambda: self._why_short(float(listed[short].min())))
+        r = r if listed is None else self.require_all_pairs(listed, r)
         if self.max_num_neighbors and not self.is_default:
             near = (r < self.cutoff).float().repeat(2 if half_list else 1)  # float32 counts exactly
             centres = edge_index.flatten() if half_list else edge_index[1]
             counts = global_add_pool(near.unsqueeze(1), centres, num_nodes)
             r = require((counts <= self.max_num_neighbors).all(), r, lambda: self.why_not_all(int(counts.max())))
         return r
+
+    def require_all_pairs(self, listed: Tensor, value: Tensor) -> Tensor:
+        """Return `value` after the check that pairs are listed up to the cutoff; `listed` is an argument of `checked`.
+
+        Raises:
+            ValueError: pairs are missing.
+        """
+        short = (listed > 0) & (listed < self.cutoff * (1 - 2 * torch.finfo(listed.dtype).eps))
+        return require(~short.any(), value, lambda: self._why_short(float(listed[short].min())))
 
     def why_not_all(self, count: int) -> str:
         """Return the error message for a list with more neighbors of an atom than the model allows."""

@@ -524,10 +524,65 @@ def test_a_unit_of_stress_is_not_passed_over_where_there_are_virials_only(tmp_pa
         read_atoms(path, units={"stress": "GPa"})
 
 
-def test_atoms_without_positions_are_refused(tmp_path):
-    path = write_xyz(tmp_path / "a.xyz", "energy=1", "species:S:1:scaled_positions:R:3")
-    with pytest.raises(ValueError, match="it has no positions"):
+@pytest.mark.parametrize("columns", ["species:S:1:scaled_positions:R:3", "species:S:1:Pos:R:3", "element:S:1:pos:R:3"])
+def test_atoms_without_positions_or_elements_are_refused(tmp_path, columns):
+    path = write_xyz(tmp_path / "a.xyz", "energy=1", columns)
+    with pytest.raises(ValueError, match="it has no positions or no elements"):
         read_atoms(path)
+
+
+@pytest.mark.parametrize("first", ["species:S:1:Z:I:1", "Z:I:1:species:S:1", "numbers:I:1:symbols:S:1"])
+@pytest.mark.parametrize(("symbol", "number", "is_right"), [("O", 8, True), ("Ow", 8, True), ("C", 8, False)])
+def test_symbols_and_numbers_of_atoms_agree(tmp_path, first, symbol, number, is_right):
+    row = [symbol, number] if first.startswith("species") else [number, symbol]
+    path = tmp_path / "a.xyz"
+    path.write_text(f"1\nProperties={first}:pos:R:3\n{row[0]} {row[1]} 0 0 0\n")
+    if is_right:
+        assert read_atoms(path)[0].z.tolist() == [8]
+    else:
+        with pytest.raises(ValueError, match="an atom is C by its symbol and O by its number"):
+            read_atoms(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["\ufeff1\n\nH 0 0 0\n", "1\n\nH 0 0 0\nH 0 0 1\n", "1\r\rH 0 0 0\r", "a\n\nH 0 0 0\n"]
+)
+def test_a_line_in_place_of_the_number_of_atoms_is_shown(tmp_path, text):
+    (tmp_path / "a.xyz").write_bytes(text.encode())
+    with pytest.raises(ValueError, match=r"structure \d begins with b.*, not with its number of atoms"):
+        read_atoms(tmp_path / "a.xyz")
+
+
+_FORCES, _STRESS = np.arange(12.0), np.array([1.0, 2, 3, 4, 5, 6])
+_MATRIX = np.array([[1.0, 6, 5], [6, 2, 4], [5, 4, 3]])
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "is_right"),
+    [
+        *[("forces", _FORCES.reshape(shape), True) for shape in ((12,), (4, 3), (1, 4, 3), (4, 1, 3), (1, 12))],
+        *[("forces", _FORCES.reshape(shape), False) for shape in ((3, 4), (2, 6), (2, 2, 3), (6, 2))],
+        *[("stress", _STRESS.reshape(shape), True) for shape in ((6,), (1, 6), (6, 1))],
+        *[("stress", _STRESS.reshape(shape), False) for shape in ((2, 3), (3, 2))],
+        *[("stress", _MATRIX.reshape(shape), True) for shape in ((3, 3), (9,), (1, 3, 3), (1, 9))],
+    ],
+)
+def test_labels_are_read_in_shapes_with_one_meaning(tmp_path, capsys, label, value, is_right):
+    from ase.db import connect
+
+    connect(tmp_path / "a.db").write(
+        ase.Atoms("Cu4", np.eye(4)[:, :3] * 2, cell=np.eye(3) * 4, pbc=True), data={label: value}
+    )
+    if is_right:
+        assert (
+            read_atoms(tmp_path / "a.db")[0][label].flatten().tolist()
+            == (_FORCES if label == "forces" else _STRESS).tolist()
+        )
+    else:
+        with pytest.raises(ValueError, match=f"it has {label} of shape"):
+            read_atoms(tmp_path / "a.db")
+    main(["info", str(tmp_path / "a.db")])
+    assert ("energies, forces or stress of a wrong size" in capsys.readouterr().out) is not is_right
 
 
 def test_a_folder_leaves_no_file_of_structures_out(tmp_path):
@@ -563,3 +618,24 @@ def test_energies_that_float32_rounds_are_warned_of_when_read_and_when_trained_o
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read_atoms(tmp_path / "a.xyz", double=True)[0].energy.item() == energy
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 1), (3, 1, 3), (2, 4, 1), (1, 1, 1), (12, 1)])
+def test_groups_of_an_hdf5_file_may_have_any_size(tmp_path, sizes):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for batch, size in enumerate(sizes):
+            for number in range(size):
+                group = file.create_group(f"config_batch_{batch}/config_{number}")
+                group["atomic_numbers"], group["positions"] = [1], np.zeros((1, 3))
+                group["cell"], group["pbc"] = np.zeros((3, 3)), [False] * 3
+                group.create_group("properties")["energy"] = float(sum(sizes[:batch]) + number)
+    assert [one.energy.item() for one in read_atoms(tmp_path / "a.h5")] == list(range(sum(sizes)))
+
+
+@pytest.mark.parametrize("name", ["z", "pos", "cell", "pbc", "edge_index", "edge_shift", "cutoff"])
+def test_no_key_takes_the_place_of_the_atoms(tmp_path, name):
+    path = write_xyz(tmp_path / "a.xyz", "energy=1 level=7")
+    assert read_atoms(path, keys={"level": "level"}, cutoff=3.0)[0].level.tolist() == [7]
+    with pytest.raises(ValueError, match=rf"\['{name}'\] come from the atoms and not from keys"):
+        read_atoms(path, keys={name: "level"}, cutoff=3.0)

@@ -244,3 +244,11 @@ def test_a_quotation_mark_of_a_csv_that_takes_in_rows_is_refused(tmp_path):
     path.write_text('smiles,name\nC,methane\nCC,"ethane\nCCC,propane\nCCCC,"butane\n')
     with pytest.raises(ValueError, match=r"row 1, counted from 0: column 'name' has a field of several lines"):
         list(read_smiles(path))
+
+
+@pytest.mark.parametrize("rows", ["C,CC,1\nCO,CCO,2\n", "C,1,\nCO,2,\n", "1,C,1\n2,CO,2\n"])
+def test_no_column_of_a_csv_is_read_from_the_next_one(tmp_path, rows):
+    pytest.importorskip("rdkit")
+    (tmp_path / "a.csv").write_text("smiles,y\n" + rows)
+    with pytest.raises(ValueError, match="more fields in a line than names of columns"):
+        list(read_smiles(tmp_path / "a.csv", targets=["y"]))

@@ -80,6 +80,11 @@ def test_events_are_read_with_their_names(tmp_path, kind):
         ("user,item,at\na,b,9007199254740993.0\n", "exact whole numbers, such as 9007199254740992.0"),
         ("user,item,at\na,b,18446744073709551615\n", "exact whole numbers, such as 18446744073709551615"),
         ("", "odd.csv cannot be read: No columns"),
+        (
+            "user,item,at,price\na,b,1,2,\nc,d,2,3,\n",
+            r"odd.csv has more fields in a line than names of columns, \['user'",
+        ),
+        ("user,item,at\n1,a,b,1\n2,c,d,2\n", "odd.csv has more fields in a line"),
         ("user,item,at\na,b,1\na,b,1,2\n", "odd.csv cannot be read: .* Expected 3 fields in line 3, saw 4"),
     ],
 )

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from popgeo.convert.periodic_pairs import list_pairs
 from popgeo.deploy import Calculator
-from popgeo.deploy.ase_calculator import Potential
+from popgeo.deploy.ase_calculator import Potential, SystemsCalculator
 from popgeo.ipu import inference_model
 from popgeo.nn import PaiNN, RadiusInteractionGraph, SchNet, energy_and_forces
 
@@ -273,3 +273,50 @@ def test_an_energy_that_is_no_number_is_an_error(model: SchNet):
     atoms.calc = Calculator(broken)
     with pytest.raises(ValueError, match="energy of C2OH6 is NaN"):
         atoms.get_potential_energy()
+
+
+def test_states_in_info_may_be_arrays(model: SchNet):
+    atoms = ethanol()
+    atoms.calc = Calculator(model)
+    atoms.info["charge"] = np.array([1, 2])
+    energy = atoms.get_potential_energy()
+    assert not atoms.calc.check_state(atoms)
+    atoms.info["charge"] = np.array([1, 3])
+    assert atoms.calc.check_state(atoms) == ["charge"]
+    assert atoms.get_potential_energy() == energy
+
+
+def test_an_evaluator_that_reads_charges_or_moments_of_atoms_is_called_when_they_change():
+    def evaluate(systems):
+        (atoms,) = systems
+        energy = (
+            atoms.info.get("spin", 0)
+            + atoms.get_initial_charges().sum()
+            + 100 * atoms.get_initial_magnetic_moments().sum()
+        )
+        return {"energy": torch.tensor([float(energy)]), "forces": torch.zeros(len(atoms), 3)}
+
+    atoms = ethanol()
+    atoms.calc = SystemsCalculator(evaluate)
+    assert atoms.get_potential_energy() == 0
+    atoms.set_initial_charges(np.ones(9))
+    assert atoms.get_potential_energy() == 9
+    atoms.set_initial_magnetic_moments(np.ones(9))
+    assert atoms.get_potential_energy() == 909
+    atoms.info["spin"] = 1
+    assert atoms.get_potential_energy() == 910
+    del atoms.arrays["initial_charges"]
+    assert atoms.get_potential_energy() == 901
+
+
+def test_forces_are_those_outside_of_inference_mode_or_the_remedy_is_named(model: SchNet):
+    atoms = ethanol()
+    atoms.calc = Calculator(model)
+    expected = atoms.get_forces()
+    with torch.inference_mode():
+        atoms.calc = Calculator(model)
+        assert_close(atoms.get_forces(), expected)
+        z, pos = torch.tensor(atoms.numbers), torch.tensor(atoms.positions)
+        with pytest.raises(ValueError, match=r"inference_mode\(\) excludes derivatives. Use torch.no_grad"):
+            energy_and_forces(model, z, pos, num_graphs=1)
+    assert_close(atoms.get_forces(), expected)

@@ -256,3 +256,48 @@ def test_a_program_in_a_file_takes_graphs_that_do_not_state_their_cutoff(tmp_pat
     found, expected = (load(tmp_path / "a.pt2", backend="none")(of) for of in (plain, graphs))
     assert torch.equal(found["energy"], expected["energy"])
     assert torch.equal(found["forces"], expected["forces"])
+
+
+@pytest.mark.parametrize("forces", [False, True])
+def test_a_program_in_a_file_refuses_graphs_that_its_model_would_refuse(tmp_path, forces):
+    from ase.io import write as write_atoms
+
+    model = net_of(num_filters=8, num_gaussians=8)
+    sizes = FixedSizeOptions(num_nodes=24, num_edges=1600, num_graphs=4)
+    write_atoms(tmp_path / "crystals.xyz", [copper(), copper(seed=1)])
+    write_atoms(tmp_path / "molecules.xyz", [molecule("H2O"), molecule("CH4")])
+    crystals, short, bare = (list(read_atoms(tmp_path / "crystals.xyz", cutoff=c)) for c in (4.0, 3.0, None))
+    molecules = list(read_atoms(tmp_path / "molecules.xyz"))
+    plain = [Data(z=one.z, pos=one.pos) for one in molecules]
+    export(model, sizes, tmp_path / "molecules.pt2", graphs=plain, forces=forces)
+    export(model, sizes, tmp_path / "crystals.pt2", graphs=crystals, forces=forces)
+    of_molecules, of_crystals = (load(tmp_path / f"{name}.pt2", "none") for name in ("molecules", "crystals"))
+    result = "energy" if forces else "out"
+    assert torch.equal(of_molecules(molecules)[result], of_molecules(plain)[result])  # a cell of 0 says nothing
+    bonds = [PrecomputeInteractionGraph(4.0)(one) for one in plain]
+    for wrong, what in ((crystals, "cell"), (bare, "cell"), (bonds, "edge_index")):
+        for some in (wrong, FlatStore.from_dataset(wrong)):
+            with pytest.raises(ValueError, match=f"has {what}, which the model takes and the other graphs lack"):
+                of_molecules(some)
+        kept = of_molecules([plain[0], wrong[0], plain[1]], errors="keep")
+        assert list(kept.errors) == [1]
+        assert torch.equal(kept[result][[0, 2]], of_molecules(plain)[result])
+    both = FlatStore.from_dataset([*crystals, *short])
+    assert torch.equal(of_crystals(both.view([1, 0]))[result], of_crystals(crystals[::-1])[result])
+    for some in (short, both.view([0, 2])):
+        with pytest.raises(ValueError, match="listed up to 3, and the model's cutoff is 4"):
+            of_crystals(some)
+    assert list(of_crystals([crystals[0], short[1]], errors="keep").errors) == [1]
+
+
+def test_a_predictor_compares_a_cutoff_that_the_first_graphs_did_not_state(tmp_path):
+    from ase.io import write as write_atoms
+
+    write_atoms(tmp_path / "a.xyz", [copper()])
+    crystals, short = (list(read_atoms(tmp_path / "a.xyz", cutoff=cutoff)) for cutoff in (4.0, 3.0))
+    unstated = crystals[0].clone()
+    del unstated.cutoff
+    predictor = Predictor(net_of(), backend="none")
+    assert torch.equal(predictor([unstated])["out"], predictor(crystals)["out"])
+    with pytest.raises(ValueError, match="listed up to 3, and the model's cutoff is 4"):
+        predictor(short)

@@ -119,3 +119,8 @@ def test_the_number_of_slots_changes_no_prediction_whatever_the_envelope(make_mo
     few = model(z, pos, num_graphs=1)
     model.interaction_graph = RadiusInteractionGraph(5.0, 300)
     torch.testing.assert_close(model(z, pos, num_graphs=1), few)
+
+
+def test_a_structure_without_positions_is_refused():
+    with pytest.raises(ValueError, match="pos has NaN or infinity, or is missing"):
+        PrecomputeInteractionGraph(3.0)(Data(z=torch.tensor([1, 1])))

@@ -53,8 +53,9 @@ class DiskFeatures(ReadOnlyFeatures):
         if parts is None:
             return None
         starts = np.cumsum([0, *map(len, parts)])
-        index = slice(None) if attr.index is None else attr.index
-        rows = np.arange(starts[-1])[index] if isinstance(index, slice) else np.asarray(index, np.int64).reshape(-1)
+        index: Any = slice(None) if attr.index is None else attr.index
+        is_choice = isinstance(index, slice) or str(getattr(index, "dtype", "")).endswith("bool")
+        rows = np.arange(starts[-1])[index] if is_choice else np.asarray(index, np.int64).reshape(-1)
         check_range(f"The index of {attr.attr_name!r}", torch.from_numpy(rows), int(starts[-1]))
         out = np.empty((len(rows), *parts[0].shape[1:]), parts[0].dtype)
 

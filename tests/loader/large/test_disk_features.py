@@ -95,3 +95,13 @@ def test_features_may_be_larger_than_the_memory_of_the_process(tmp_path):
     del rows
     done = subprocess.run([*quick_python.command(), "-c", LIMITED, tmp_path / "x.npy"], capture_output=True, text=True)
     assert done.stdout.strip() == "larger than memory", done.stderr
+
+
+def test_an_index_selects_the_rows_that_it_selects_of_a_tensor():
+    x = torch.arange(40.0).view(20, 2)
+    features = DiskFeatures({None: {"x": x.numpy()}})
+    numbers, mask = torch.tensor([4, 4, 0]), torch.arange(20) % 3 == 0
+    for index in (slice(3, 9, 2), numbers, mask, ~mask & mask, slice(None)):
+        assert torch.equal(features.get_tensor(group_name=None, attr_name="x", index=index), x[index])
+    with pytest.raises(IndexError, match="boolean index did not match"):
+        features.get_tensor(group_name=None, attr_name="x", index=mask[:19])
