@@ -143,11 +143,9 @@ def stated_counts(stated: Sequence[Any]) -> Tensor:
     return torch.tensor([int(count) for count in stated], dtype=torch.int64)
 
 
-def _width(value: Tensor, dim: int) -> tuple[int, ...]:
-    """Return the shape without the dimension of concatenation."""
-    shape = list(value.shape)
-    del shape[dim]
-    return tuple(shape)
+def _width(value: Tensor, dim: int) -> tuple[int | None, ...]:
+    """Return the shape with None for the dimension of concatenation, which a number does not have."""
+    return tuple(None if i == dim % value.dim() else size for i, size in enumerate(value.shape))
 
 
 def refuse_containers(name: str, values: Any) -> None:

@@ -1,11 +1,11 @@
 """Compares a model with its state at the capture: changed modules and attributes, and weights in other memory."""
 
 import copy
+import gc
 import inspect
 import operator
 import warnings
 from collections.abc import Iterator, Mapping
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -56,12 +56,11 @@ class ModelWatch:
         )
 
     def _visible(self) -> list[Any]:
-        """Return the present types and functions, and the values of classes."""
+        """Return the present types and functions."""
         return [
             *types_around(),
             RemovableHandle.next_id,
             *map(_FORWARD, self._forwards),
-            *map(getattr, self._classes, self._class_names, repeat(None)),
         ]
 
     def needs_capture(self) -> bool:
@@ -87,10 +86,9 @@ class ModelWatch:
         watched = [(one, name) for path, one in modules.items() for name in self._attributes(path, one)]
         values = [vars(one).get(name, getattr(type(one), name, None)) for one, name in watched]
         tables += [table for value in values for table in containers_in(value)]
-        of_classes = [(type(one), name) for one, name in watched if not callable(getattr(type(one), name, None))]
-        of_classes = list(dict.fromkeys(of_classes))
-        self._classes, self._class_names = [kind for kind, _ in of_classes], [name for _, name in of_classes]
+        of_classes = dict.fromkeys((type(one), name) for one, name in watched)
         places: list[Any] = [(vars(one), name) for one, name in watched]
+        places += [(table, name) for kind, name in of_classes for table in _class_tables(kind)]
         places += [(vars(one), "training") for one in modules.values()]
         whole = [table for table in tables if isinstance(table, dict)]
         self._has_same_tables = same_tables(whole, places, list(modules.values()))
@@ -121,7 +119,7 @@ class ModelWatch:
             for name in self._attributes(path, module):
                 own = name in vars(module)
                 value = vars(module)[name] if own else inspect.getattr_static(type(module), name, None)
-                yield f"{place}{name}", _value_or_identity(value)
+                yield f"attribute {place}{name}", _value_or_identity(value)
 
     def _warn_of_eval(self) -> None:
         """Warn once if `eval()` was called on the model of a forward pass that was compiled in training mode."""
@@ -145,8 +143,7 @@ class ModelWatch:
             of_class = [vars(one) for one in type(module).__mro__ if one not in nn.Module.__mro__]
             plain = [name for own in of_class for name, value in own.items() if not hasattr(value, "__get__")]
             return [name for name in dict.fromkeys([*vars(module), *plain]) if name not in OF_EVERY_MODULE]
-        tables = (module._parameters, module._buffers, module._modules)
-        return sorted(name for place, name in self._reads if place == path and not any(name in t for t in tables))
+        return sorted(name for place, name in self._reads if place == path)
 
 
 def modes_now(model: nn.Module, given: Mapping[nn.Module, bool]) -> Mapping[nn.Module, bool]:
@@ -178,6 +175,12 @@ def autocast_around() -> torch.dtype | None:
 def types_around() -> tuple[torch.dtype | None, torch.dtype]:
     """Return the type of the autocast around this call, and the default type of new tensors."""
     return autocast_around(), torch.get_default_dtype()
+
+
+def _class_tables(kind: type) -> list[dict[str, Any]]:
+    """Return the attributes of a class and of its bases, without those of `nn.Module`."""
+    # `vars` of a class is a proxy; entries are compared in the dictionary behind it.
+    return [gc.get_referents(vars(one))[0] for one in kind.__mro__ if one not in nn.Module.__mro__]
 
 
 def _hooks_of(parameter: nn.Parameter) -> list[Mapping[int, Any]]:

@@ -78,11 +78,11 @@ class OrderPacker(Packer):
         return self.together(np.arange(self.num_items) if order is None else order)
 
     def check_unchanged(self) -> None:
-        """Raise if a value was replaced or edited since the loader read it, and batches would not contain the change."""
+        """Raise if a value was replaced or edited since the loader read it, and no batch would contain the change."""
         if self.seen is not None and (change := self.seen.first_change()) is not None:
             raise ValueError(
-                f"The data have changed since the loader read them: {change} was replaced or edited. A batch would hold "
-                "what it was before. Make the loader after the change, or copy new features into the old tensor."
+                f"The data have changed since the loader read them: {change} was replaced or edited. A batch would "
+                "hold what it was before. Make the loader after the change, or copy new features into the old tensor."
             )
 
 

@@ -82,6 +82,12 @@ def test_a_saved_store_of_dictionaries_opens(tmp_path: Path):
     [
         ({"x": torch.ones(2, 3)}, "differ in the attributes"),
         ({"x": torch.ones(2, 4), "edge_index": torch.zeros(2, 1, dtype=torch.long)}, "cannot be joined"),
+        (
+            {"x": torch.tensor(1.0), "edge_index": torch.zeros(2, 1, dtype=torch.long)},
+            r"\[2, 3\] in .* \[\] in graph 1",
+        ),
+        ({"x": torch.ones(2, 3), "edge_index": torch.tensor(1)}, r"\[2, 1\] in graph 0 and \[\] in graph 1"),
+        ({"x": torch.ones(2), "edge_index": torch.zeros(2, 1, dtype=torch.long)}, r"\[2, 3\] in .* \[2\] in graph 1"),
         ({"x": [[1.0, 2.0, 3.0]], "edge_index": torch.zeros(2, 1, dtype=torch.long)}, "tensor in all graphs"),
         ({"x": torch.ones(2, 3), "edge_index": torch.tensor([[0], [7]])}, "edge"),
     ],
