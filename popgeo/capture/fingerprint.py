@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from popgeo.capture.marks import marks_of
 from popgeo.capture.outside_values import OutsideValues, UnknownStateError
@@ -63,14 +64,15 @@ def hash_sources(*patterns: str) -> str:
 
 
 def _describe_model(model: nn.Module) -> Iterator[str]:
+    if any(value for name, value in vars(torch_module).items() if name.endswith("hooks") and isinstance(value, dict)):
+        raise UnknownStateError("hooks of all modules may hold anything")
     outside = OutsideValues(map(type, model.modules()), _describe, _is_plain)
     for name, module in model.named_modules():
         yield f"{name}: {_class(type(module))} training={module.training}"
         for attribute, value in sorted(vars(module).items()):
             if attribute not in _HOOKS_AND_TABLES and not (attribute.endswith("hooks") and not value):
                 yield f"{name}.{attribute} = {_describe(value)}"
-                if isinstance(value, types.FunctionType):
-                    outside.add(f"{name}.{attribute}", value)
+                outside.add(f"{name}.{attribute}", value)
         for table in (module._parameters, module._buffers):
             for key, tensor in table.items():
                 if tensor is not None and tensor._backward_hooks:

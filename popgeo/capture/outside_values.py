@@ -65,9 +65,10 @@ class OutsideValues:
                     self._add(f"{base.__qualname__}.{name}", value, base.__module__)
         self._follow()
 
-    def add(self, place: str, function: types.FunctionType) -> None:
-        """Add a function that the model holds, and the values that it may read."""
-        self._add(place, function, function.__module__)
+    def add(self, place: str, value: Any) -> None:
+        """Add the functions in a value that the model holds, and the values that they may read."""
+        for number, function in enumerate(_functions_in(value)):
+            self._add(f"{place}/{number}", function, function.__module__)
         self._follow()
 
     def _follow(self) -> None:
@@ -92,6 +93,8 @@ class OutsideValues:
                 self._add(f"{place}.{part}", getattr(value, part), owner)
         elif self._is_plain(value) or (_is_own(owner) and not self._follows(place, value)):
             self.texts[place] = self._describe(value)
+            for number, function in enumerate(_functions_in(value)):
+                self._add(f"{place}/{number}", function, owner)
 
     def _add_function(self, place: str, function: types.FunctionType) -> None:
         if id(function) in self._seen:
@@ -130,6 +133,14 @@ class OutsideValues:
             tables += [] if isinstance(value, type) else [vars(value)]
             self._tables[place] = {name: one for table in tables for name, one in table.items()}
         return True
+
+
+def _functions_in(value: Any) -> list[types.FunctionType]:
+    """Return the functions in a value, and in the lists and dictionaries that it contains."""
+    if isinstance(value, types.FunctionType):
+        return [value]
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [function for one in inner for function in _functions_in(one)]
 
 
 def names_in(code: types.CodeType) -> set[str]:

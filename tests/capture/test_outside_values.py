@@ -118,25 +118,55 @@ def test_a_change_outside_of_the_model_has_a_step_of_its_own(
     assert torch.equal(compile_forward(model, options=options)(x), before)
 
 
-def test_a_function_that_the_model_holds_counts_with_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    class Holds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.act = through
+class Holds(nn.Module):
+    def __init__(self, held: dict[str, Callable[[Tensor], Tensor]]) -> None:
+        super().__init__()
+        self.held = held
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.act(x)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.held["act"](x)
 
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_pre_hook(lambda module, given: through(*given))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+ACTS = {"act": through}
+
+
+class Looks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ACTS["act"](x)
+
+
+@pytest.mark.parametrize("make", [lambda: Holds({"act": through}), Hooked, Looks], ids=["dictionary", "hook", "global"])
+def test_a_function_that_is_held_counts_with_what_it_reads(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     x, options = torch.ones(2), StepOptions(cache_dir=tmp_path)
-    assert compile_forward(Holds(), options=options)(x).tolist() == [2, 2]
+    assert compile_forward(make(), options=options)(x).tolist() == [2, 2]
+    assert len(list(tmp_path.iterdir())) == 1
     monkeypatch.setattr(ARGS, "factor", 5.0)
-    assert compile_forward(Holds(), options=options)(x).tolist() == [5, 5]
+    assert compile_forward(make(), options=options)(x).tolist() == [5, 5]
+
+
+def test_a_hook_of_all_modules_counts(tmp_path: Path):
+    x, options = torch.ones(2), StepOptions(cache_dir=tmp_path)
+    assert compile_forward(Holds({"act": scaled}), options=options)(x).tolist() == [2, 2]
+    handle = nn.modules.module.register_module_forward_hook(lambda module, given, made: 5 * made)
+    try:
+        assert compile_forward(Holds({"act": scaled}), options=options)(x).tolist() == [10, 10]
+    finally:
+        handle.remove()
 
 
 def test_a_method_of_torch_that_the_program_replaces_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     layer, x, options = nn.Linear(2, 1), torch.ones(1, 2), StepOptions(cache_dir=tmp_path)
     before = compile_forward(layer, options=options)(x)
-    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: 5 * x)
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, input: 5 * input)
     assert compile_forward(layer, options=options)(x).tolist() == [[5, 5]]
     assert before.shape == (1, 1)
 
