@@ -79,7 +79,14 @@ def _join(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) 
     first = values[0]
     if isinstance(first, (int, float)) and all(isinstance(value, (int, float)) for value in values):
         ends = torch.arange(len(values) + 1)
-        return JoinedColumn(name=name, values=torch.tensor(values), slices=ends, is_number=True)
+        try:
+            return JoinedColumn(name=name, values=torch.tensor(values), slices=ends, is_number=True)
+        except (RuntimeError, ValueError, OverflowError) as error:
+            graph = next((i for i, value in enumerate(values) if not -(2**63) <= value < 2**63), 0)
+            raise ValueError(
+                f"Attribute {name!r} of graph {graph} is {values[graph]}, which no tensor of whole numbers holds. Store it "
+                f"as text or pass exclude_keys=[{name!r}]."
+            ) from error
     are_tensors = [isinstance(value, Tensor) for value in values]
     if any(are_tensors) and not all(are_tensors):
         odd = are_tensors.index(not are_tensors[0])

@@ -69,6 +69,9 @@ def restore_weights(
         try:
             optimizer.load_state_dict(content["optimizer"])
             restore_types(optimizer, content["optimizer"])
+            if lost := sorted({*optimizer.defaults}.difference(*optimizer.param_groups)):
+                kind = type(optimizer).__name__
+                raise ValueError(f"{', '.join(lost)} of {kind} is missing, so the file is of another kind of optimizer")
         except _MISFIT as error:
             raise ValueError(f"{path} does not fit the optimizer: {error}") from error
 

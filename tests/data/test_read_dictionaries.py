@@ -98,6 +98,13 @@ def test_a_graph_that_differs_from_the_others_is_refused(second: dict[str, Any],
         FlatStore.from_dataset([first, second])
 
 
+@pytest.mark.parametrize("number", [2**63, -(2**70)])
+def test_a_number_too_large_for_a_tensor_is_refused_by_name(number: int):
+    graph = {"x": torch.ones(2, 3), "edge_index": torch.tensor([[0], [1]]), "code": 1}
+    with pytest.raises(ValueError, match=f"'code' of graph 1 is {number}.*exclude_keys"):
+        FlatStore.from_dataset([graph, {**graph, "code": number}])
+
+
 def test_dictionaries_among_data_are_refused():
     with pytest.raises(ValueError, match="dict"):
         FlatStore.from_dataset([Data(x=torch.ones(1, 1)), {"x": torch.ones(1, 1)}])
