@@ -84,8 +84,8 @@ def _join(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) 
         except (RuntimeError, ValueError, OverflowError) as error:
             graph = next((i for i, value in enumerate(values) if not -(2**63) <= value < 2**63), 0)
             raise ValueError(
-                f"Attribute {name!r} of graph {graph} is {values[graph]}, which no tensor of whole numbers holds. Store it "
-                f"as text or pass exclude_keys=[{name!r}]."
+                f"Attribute {name!r} of graph {graph} is {values[graph]}, which no tensor of integers holds. Store "
+                f"it as text or pass exclude_keys=[{name!r}]."
             ) from error
     are_tensors = [isinstance(value, Tensor) for value in values]
     if any(are_tensors) and not all(are_tensors):
