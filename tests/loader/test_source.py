@@ -94,6 +94,7 @@ def test_a_dataset_that_has_changed_since_it_was_read_is_refused():
         next(iter(later))
 
 
+@pytest.mark.filterwarnings("ignore:Ends does not hold its graphs")
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}])
 @pytest.mark.parametrize("strategy", ["PadToMax", "Window"])
 def test_a_dataset_that_raises_stop_iteration_does_not_end_the_epoch(workers, strategy):
