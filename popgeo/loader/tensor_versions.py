@@ -100,7 +100,7 @@ class GraphVersions:
         self._seen: _Seen | None = self._look()
 
     def first_change(self) -> str | None:
-        """Return the name of the first value that batches would not contain, or None if there is none."""
+        """Return the name of the first value that batches would not contain, or None if they contain all values."""
         now = self._look()
         self._seen = self._seen or now
         for (key, name), (value, version) in self._seen.items():
