@@ -1,5 +1,6 @@
 """A hash of everything that decides a model's capture, computed without capturing it."""
 
+import argparse
 import dataclasses
 import enum
 import functools
@@ -12,10 +13,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from popgeo.capture.marks import marks_of
+from popgeo.capture.outside_values import OutsideValues, UnknownStateError
 
 # The source files of popgeo that decide the capture; callers add other files that their step depends on.
 DECIDES = ("capture/**/*.py", "capture/*.csv", "ops/**/*.py")
@@ -23,12 +27,7 @@ _HOOKS_AND_TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buf
 # Types whose `repr` says everything about a value.
 _READABLE = bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.Size | enum.Enum
 _READABLE |= slice | types.EllipsisType  # constants of code
-_LIBRARIES = ("torch", "torch_geometric", "popgeo", "builtins", "abc", "typing")
 _PLAIN = _READABLE | Tensor | Mapping | list | tuple | set | frozenset
-
-
-class UnknownStateError(Exception):
-    """An error about an object in a model with unreadable content, where a change would go unnoticed."""
 
 
 def fingerprint(model: nn.Module, *choices: object) -> str:
@@ -65,16 +64,21 @@ def hash_sources(*patterns: str) -> str:
 
 
 def _describe_model(model: nn.Module) -> Iterator[str]:
+    if any(value for name, value in vars(torch_module).items() if name.endswith("hooks") and isinstance(value, dict)):
+        raise UnknownStateError("hooks of all modules may hold anything")
+    outside = OutsideValues(map(type, model.modules()), _describe, _is_plain)
     for name, module in model.named_modules():
-        yield f"{name}: {_class(type(module))} training={module.training} {_settings_of(type(module))}"
+        yield f"{name}: {_class(type(module))} training={module.training}"
         for attribute, value in sorted(vars(module).items()):
             if attribute not in _HOOKS_AND_TABLES and not (attribute.endswith("hooks") and not value):
                 yield f"{name}.{attribute} = {_describe(value)}"
+                outside.add(f"{name}.{attribute}", value)
         for table in (module._parameters, module._buffers):
             for key, tensor in table.items():
                 if tensor is not None and tensor._backward_hooks:
                     raise UnknownStateError(f"{key} has hooks, which may hold anything")
                 yield f"{name}.{key}: {None if tensor is None else _form(tensor)}"
+    yield from (f"{place} = {text}" for place, text in sorted(outside.texts.items()))
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
@@ -93,26 +97,8 @@ def _class(cls: type) -> str:
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
 
 
-def _settings_of(cls: type) -> dict[str, str]:
-    """Return the plain values that a program may set without a change of a source file.
-
-    These are attributes of a class, and globals of its methods and of the functions that the methods name.
-    """
-    own = [base for base in cls.__mro__ if base.__module__.split(".")[0] not in _LIBRARIES]
-    found = {f"{base.__qualname__}.{name}": one for base in own for name, one in vars(base).items() if name[:2] != "__"}
-    functions = [one for base in own for one in vars(base).values() if isinstance(one, types.FunctionType)]
-    for function in functions:  # the loop appends to this list
-        known = function.__globals__
-        for name in sorted(_names(function.__code__) & known.keys()):
-            found[f"{function.__module__}.{name}"] = one = known[name]
-            if isinstance(one, types.FunctionType) and one not in functions:
-                functions += [one] if one.__module__.split(".")[0] not in _LIBRARIES else []
-    return {name: _describe(value) for name, value in found.items() if isinstance(value, _PLAIN)}
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
-    return {*code.co_names}.union(*map(_names, inner))
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, _PLAIN)
 
 
 def _describe(value: Any) -> str:
@@ -121,6 +107,10 @@ def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         content = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
         return f"{_form(value)} {hashlib.sha256(content.numpy().tobytes()).hexdigest()}"
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
+        return _describe(vars(value))
     if isinstance(value, Mapping):
         return repr({_describe(key): _describe(item) for key, item in value.items()})
     if isinstance(value, list | tuple | set | frozenset):

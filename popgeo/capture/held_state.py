@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -37,6 +38,18 @@ def module_state(module: nn.Module) -> dict[Input, Tensor]:
     require_shapes(module)
     state: dict[Input, Tensor] = {Input(Role.PARAMETER, name): p for name, p in module.named_parameters()}
     return state | {Input(Role.BUFFER, name): b for name, b in module.named_buffers()}
+
+
+def held_storages(module: nn.Module) -> set[int]:
+    """Return the addresses of the storages of tensors that a module holds as attributes, or in lists and dictionaries.
+
+    Parameters and buffers do not count.
+    """
+    values = [value for one in module.modules() for name, value in vars(one).items() if name not in OF_EVERY_MODULE]
+    inner = [table for value in values for table in containers_in(value)]
+    values += [one for table in inner for one in (table.values() if isinstance(table, dict) else table)]
+    tensors = [one for one in values if isinstance(one, Tensor) and one.layout is torch.strided]
+    return {one.untyped_storage()._cdata for one in tensors}
 
 
 def require_shapes(module: nn.Module) -> None:

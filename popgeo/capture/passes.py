@@ -78,10 +78,15 @@ def simplified(graph: OpGraph) -> OpGraph:
     return drop_unused(merge_equal_values(graph))
 
 
-def fold_constants(graph: OpGraph) -> OpGraph:
-    """Compute all values that depend on no input, and make them constants of the graph."""
+def fold_constants(graph: OpGraph, changeable: Set[int] = frozenset()) -> OpGraph:
+    """Compute all values that depend on no input, and make them constants of the graph.
+
+    Args:
+        graph: The graph.
+        changeable: Constants that the user may change in place; values that depend on them are not computed.
+    """
     mutated = graph.mutated_storages()
-    known = dict(graph.constants)
+    known = {v: tensor for v, tensor in graph.constants.items() if v not in changeable}
     kept = []
     for op in graph.ops:
         storages = {graph.values[v].storage for v in (*op.reads(), *op.makes())}
@@ -94,6 +99,7 @@ def fold_constants(graph: OpGraph) -> OpGraph:
             with torch.no_grad():
                 known |= run_op(op, known)
     used = {v for op in kept for v in op.reads()} | {v for v in graph.outputs if v is not None}
+    known |= graph.constants
     return with_ops(graph, kept, graph.outputs, {v: tensor for v, tensor in known.items() if v in used})
 
 

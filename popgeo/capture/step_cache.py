@@ -14,7 +14,8 @@ from torch import nn
 from popgeo.capture import serialize
 from popgeo.capture.arguments import Arguments
 from popgeo.capture.captured_step import CapturedStep
-from popgeo.capture.fingerprint import UnknownStateError, fingerprint, hash_files
+from popgeo.capture.fingerprint import fingerprint, hash_files
+from popgeo.capture.outside_values import UnknownStateError
 from popgeo.sealed_file import unsealed, write_sealed
 
 KIND, VERSION = "kept step", 2

@@ -79,7 +79,14 @@ def _join(name: str, values: list[Any], dim_of: Callable[[Tensor], int | None]) 
     first = values[0]
     if isinstance(first, (int, float)) and all(isinstance(value, (int, float)) for value in values):
         ends = torch.arange(len(values) + 1)
-        return JoinedColumn(name=name, values=torch.tensor(values), slices=ends, is_number=True)
+        try:
+            return JoinedColumn(name=name, values=torch.tensor(values), slices=ends, is_number=True)
+        except (RuntimeError, ValueError, OverflowError) as error:
+            graph = next((i for i, value in enumerate(values) if not -(2**63) <= value < 2**63), 0)
+            raise ValueError(
+                f"Attribute {name!r} of graph {graph} is {values[graph]}, which no tensor of integers holds. Store "
+                f"it as text or pass exclude_keys=[{name!r}]."
+            ) from error
     are_tensors = [isinstance(value, Tensor) for value in values]
     if any(are_tensors) and not all(are_tensors):
         odd = are_tensors.index(not are_tensors[0])
@@ -143,11 +150,9 @@ def stated_counts(stated: Sequence[Any]) -> Tensor:
     return torch.tensor([int(count) for count in stated], dtype=torch.int64)
 
 
-def _width(value: Tensor, dim: int) -> tuple[int, ...]:
-    """Return the shape without the dimension of concatenation."""
-    shape = list(value.shape)
-    del shape[dim]
-    return tuple(shape)
+def _width(value: Tensor, dim: int) -> tuple[int | None, ...]:
+    """Return the shape with None for the dimension of concatenation, which a number does not have."""
+    return tuple(None if i == dim % value.dim() else size for i, size in enumerate(value.shape))
 
 
 def refuse_containers(name: str, values: Any) -> None:

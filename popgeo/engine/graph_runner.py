@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class GraphRunner:
         pauses: Whether an interrupt can stop a run; without this, it waits for the end.
         in_order: Whether sums over a batch are in the order of rows; see `sums_in_order`.
         is_padded: Whether the last node of a batch is padding, if sums are in order; see `sums_by_graph`.
+        held: Addresses of the storages of tensors that the model holds, and that the user may change in place.
+            Default: none.
 
     Attributes:
         graph: The given graph, with constants computed.
@@ -72,12 +74,14 @@ class GraphRunner:
         pauses: bool = True,
         in_order: bool = False,
         is_padded: bool = False,
+        held: Set[int] = frozenset(),
     ) -> None:
-        self.graph = fold_constants(graph)
+        changeable = {v for v, tensor in graph.constants.items() if tensor.untyped_storage()._cdata in held}
+        self.graph = fold_constants(graph, changeable)
         self.draws_random_numbers = any(is_random(op) for op in self.graph.ops)
         given = {v: state[one].detach() for one, v in graph.inputs.items() if one in state}
         keeps = weights_stay and not floating_point_exceptions and library.is_available()
-        late = self._begin_with_weights(given, state) if keeps else self.graph
+        late = self._begin_with_weights(given, state, changeable) if keeps else self.graph
         fuses = joins and not floating_point_exceptions
         self.runs = late if fuses else expand(late)
         self.runs = sums_by_graph(sums_in_order(self.runs), places or (), is_padded) if in_order else self.runs
@@ -123,9 +127,11 @@ class GraphRunner:
             self.program.run()
         return list(self._outputs)
 
-    def _begin_with_weights(self, given: Mapping[int, Tensor], state: Mapping[Input, Tensor]) -> OpGraph:
+    def _begin_with_weights(
+        self, given: Mapping[int, Tensor], state: Mapping[Input, Tensor], changeable: Set[int]
+    ) -> OpGraph:
         """Compute the values that depend on weights alone, and return the rest of the graph."""
-        split = weights_first(self.graph, given)
+        split = weights_first(self.graph, given, changeable)
         if split is None:
             return self.graph
         first, rest, made = split

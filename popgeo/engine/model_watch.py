@@ -1,11 +1,11 @@
 """Compares a model with its state at the capture: changed modules and attributes, and weights in other memory."""
 
 import copy
+import gc
 import inspect
 import operator
 import warnings
 from collections.abc import Iterator, Mapping
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from popgeo.engine.same_objects import holds_the_same, same_tables
 from popgeo.native.tensor_forms import same_forms
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_FORWARD = operator.attrgetter("forward")
+_FORWARD, _VERSION = operator.attrgetter("forward"), operator.attrgetter("_version")
 _HOOKS_OF_ALL = tuple(vars(torch_module)[f"_global{name}"] for name in _HOOKS)
 
 
@@ -34,7 +34,8 @@ class ModelWatch:
     Args:
         model: The captured model.
         modes: For each submodule, whether it trains in the step.
-        reads: The attributes that the capture read, by submodule and name; None for all attributes.
+        reads: The attributes that the capture read, by submodule and name; None for a kept step, which has copies of
+            the tensors in all attributes.
         trains: Whether the step trains the model.
     """
 
@@ -56,12 +57,12 @@ class ModelWatch:
         )
 
     def _visible(self) -> list[Any]:
-        """Return the present types and functions, and the values of classes."""
+        """Return the present types and functions."""
         return [
             *types_around(),
             RemovableHandle.next_id,
             *map(_FORWARD, self._forwards),
-            *map(getattr, self._classes, self._class_names, repeat(None)),
+            *map(_VERSION, self._copied),
         ]
 
     def needs_capture(self) -> bool:
@@ -86,11 +87,12 @@ class ModelWatch:
         tables = [table for table in tables if isinstance(table, dict)] + [own for own in hooks if own]
         watched = [(one, name) for path, one in modules.items() for name in self._attributes(path, one)]
         values = [vars(one).get(name, getattr(type(one), name, None)) for one, name in watched]
-        tables += [table for value in values for table in containers_in(value)]
-        of_classes = [(type(one), name) for one, name in watched if not callable(getattr(type(one), name, None))]
-        of_classes = list(dict.fromkeys(of_classes))
-        self._classes, self._class_names = [kind for kind, _ in of_classes], [name for _, name in of_classes]
+        inner = [table for value in values for table in containers_in(value)]
+        tables += inner
+        self._copied = [] if self._reads is not None else _tensors_in([*values, *inner])
+        of_classes = dict.fromkeys((type(one), name) for one, name in watched)
         places: list[Any] = [(vars(one), name) for one, name in watched]
+        places += [(table, name) for kind, name in of_classes for table in _class_tables(kind)]
         places += [(vars(one), "training") for one in modules.values()]
         whole = [table for table in tables if isinstance(table, dict)]
         self._has_same_tables = same_tables(whole, places, list(modules.values()))
@@ -121,7 +123,10 @@ class ModelWatch:
             for name in self._attributes(path, module):
                 own = name in vars(module)
                 value = vars(module)[name] if own else inspect.getattr_static(type(module), name, None)
-                yield f"{place}{name}", _value_or_identity(value)
+                yield f"attribute {place}{name}", _value_or_identity(value)
+                if self._reads is None:
+                    copied = _tensors_in([value, *containers_in(value)])
+                    yield f"tensors of {place}{name}", list(map(_VERSION, copied))
 
     def _warn_of_eval(self) -> None:
         """Warn once if `eval()` was called on the model of a forward pass that was compiled in training mode."""
@@ -145,8 +150,7 @@ class ModelWatch:
             of_class = [vars(one) for one in type(module).__mro__ if one not in nn.Module.__mro__]
             plain = [name for own in of_class for name, value in own.items() if not hasattr(value, "__get__")]
             return [name for name in dict.fromkeys([*vars(module), *plain]) if name not in OF_EVERY_MODULE]
-        tables = (module._parameters, module._buffers, module._modules)
-        return sorted(name for place, name in self._reads if place == path and not any(name in t for t in tables))
+        return sorted(name for place, name in self._reads if place == path)
 
 
 def modes_now(model: nn.Module, given: Mapping[nn.Module, bool]) -> Mapping[nn.Module, bool]:
@@ -178,6 +182,19 @@ def autocast_around() -> torch.dtype | None:
 def types_around() -> tuple[torch.dtype | None, torch.dtype]:
     """Return the type of the autocast around this call, and the default type of new tensors."""
     return autocast_around(), torch.get_default_dtype()
+
+
+def _tensors_in(values: list[Any]) -> list[Tensor]:
+    """Return the tensors among some values, and in those that are lists and dictionaries."""
+    tables = [one.values() if isinstance(one, dict) else one for one in values if isinstance(one, (dict, list, set))]
+    every = [*values, *(one for table in tables for one in table)]
+    return [one for one in every if isinstance(one, Tensor) and not one.is_inference()]
+
+
+def _class_tables(kind: type) -> list[dict[str, Any]]:
+    """Return the attributes of a class and of its bases, without those of `nn.Module`."""
+    # `vars` of a class is a proxy; entries are compared in the dictionary behind it.
+    return [gc.get_referents(vars(one))[0] for one in kind.__mro__ if one not in nn.Module.__mro__]
 
 
 def _hooks_of(parameter: nn.Parameter) -> list[Mapping[int, Any]]:

@@ -66,9 +66,13 @@ def restore_weights(
     except _MISFIT as error:
         raise ValueError(f"{path} does not fit the model: {error}") from error
     if optimizer is not None and "optimizer" in content:
+        wanted = {*optimizer.defaults}  # loading adds one
         try:
             optimizer.load_state_dict(content["optimizer"])
             restore_types(optimizer, content["optimizer"])
+            if lost := sorted(wanted.difference(*optimizer.param_groups)):
+                kind = type(optimizer).__name__
+                raise ValueError(f"{', '.join(lost)} of {kind} is missing, so the file is of another kind of optimizer")
         except _MISFIT as error:
             raise ValueError(f"{path} does not fit the optimizer: {error}") from error
 

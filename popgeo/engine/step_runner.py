@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from popgeo.capture.captured_step import CapturedStep
 from popgeo.capture.drawn_numbers import SET_STATE
-from popgeo.capture.held_state import ONE_AT_A_TIME, module_state
+from popgeo.capture.held_state import ONE_AT_A_TIME, held_storages, module_state
 from popgeo.capture.op_graph import LOSS_SCALE, Input, OpGraph, Role
 from popgeo.capture.passes import without_row_indexing
 from popgeo.engine.backend import Backend
@@ -305,4 +305,5 @@ class StepRunner:
             follows_inputs=True,
             in_order=in_order,
             is_padded=self._is_padded,
+            held=held_storages(self._model),
         )

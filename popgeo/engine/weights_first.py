@@ -13,12 +13,15 @@ from popgeo.capture.passes import drop_unused, is_random, with_ops
 _LARGEST, _MOST = 2**20, 2**22
 
 
-def weights_first(graph: OpGraph, given: Mapping[int, Tensor]) -> tuple[OpGraph, OpGraph, Sequence[Tensor]] | None:
+def weights_first(
+    graph: OpGraph, given: Mapping[int, Tensor], changeable: Set[int] = frozenset()
+) -> tuple[OpGraph, OpGraph, Sequence[Tensor]] | None:
     """Split a graph into a part that depends on weights alone and the rest.
 
     Args:
         graph: The graph, with constants computed.
         given: The tensors of weights and buffers, by value.
+        changeable: Constants that the user may change in place.
 
     Returns:
         The part that depends on weights alone, the rest, and the tensors that pass between them: outputs of the first
@@ -27,7 +30,7 @@ def weights_first(graph: OpGraph, given: Mapping[int, Tensor]) -> tuple[OpGraph,
     mutated = graph.mutated_storages()
     # Only contiguous weights can be compared byte by byte.
     watched = {v for v, weight in given.items() if weight.is_contiguous() and weight.nbytes <= _LARGEST}
-    known = {v for v in (*watched, *graph.constants) if graph.values[v].storage not in mutated}
+    known = {v for v in (*watched, *(graph.constants.keys() - changeable)) if graph.values[v].storage not in mutated}
     early, late, made = list[Op](), list[Op](), dict[int, Tensor]()
     for op in graph.ops:
         if not _depends_on_alone(op, known, graph, mutated):

@@ -17,6 +17,7 @@ from popgeo.loader.epoch_loader import EpochLoader, loader_class
 from popgeo.loader.sampler import OrderPacker
 from popgeo.loader.source import BatchSource
 from popgeo.loader.strategy import in_equal_numbers
+from popgeo.loader.tensor_versions import GraphVersions
 from popgeo.packing import Packs
 from popgeo.random_numbers import below, new_key, seed_of
 from popgeo.sampling import NonEdges
@@ -175,7 +176,8 @@ class FixedSizeEventLoader(EpochLoader):
         not_met = None if negatives is None else NonNeighbors.of(data.src, data.dst, data.t, negatives)
         source = EventSource(columns=columns, batch_size=batch_size, negatives=not_met, same_negatives=same_negatives)
         together = partial(in_equal_numbers, number=batch_size, drop_last=choices.drop_last)
-        packer = OrderPacker(num_items=self.num_events, together=together)
+        seen = GraphVersions(data, columns, () if negatives is None else ("src", "dst", "t"))
+        packer = OrderPacker(num_items=self.num_events, together=together, seen=seen)
         super().__init__(data, source, packer, choices, batch_size, kwargs)
 
     def _in_one_line(self) -> str:

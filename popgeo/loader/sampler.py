@@ -19,6 +19,7 @@ from popgeo.loader.epoch_choices import EpochChoices
 from popgeo.loader.epoch_seed import EpochSeed
 from popgeo.loader.run import EpochPlan, Run, used_of
 from popgeo.loader.shard import Shard, in_whole_steps, num_mini_batches, shard_of_this_process
+from popgeo.loader.tensor_versions import GraphVersions
 from popgeo.packing.packs import Packs, whole_numbers
 from popgeo.random_numbers import generator_of
 from popgeo.sampling.compressed_graph import check_range
@@ -71,14 +72,24 @@ class OrderPacker(Packer):
     Args:
         num_items: Number of items.
         together: Groups some of them, in the given order.
+        seen: Values of the graph or of the events when the loader read them. Default: none, and nothing is checked.
     """
 
     num_items: int
     together: Callable[[np.ndarray], Packs]
+    seen: GraphVersions | None = None
 
     def pack(self, order: np.ndarray | None, generator: torch.Generator) -> Packs:
         """Group some indices into batches, in the given order."""
         return self.together(np.arange(self.num_items) if order is None else order)
+
+    def check_unchanged(self) -> None:
+        """Raise if a value was replaced or edited since the loader read it, and no batch would contain the change."""
+        if self.seen is not None and (change := self.seen.first_change()) is not None:
+            raise ValueError(
+                f"The data have changed since the loader read them: {change} was replaced or edited. A batch would "
+                "hold what it was before. Make the loader after the change, or copy new features into the old tensor."
+            )
 
 
 class EpochSampler:

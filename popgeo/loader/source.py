@@ -114,7 +114,10 @@ class FetchingSource(BatchSource):
         """Fetch each graph again, and return the batches of some packs, each `group` batches joined to one item."""
         batches = []
         for ids in packs:
-            graphs = [self.dataset[i] for i in ids.tolist()]
+            try:
+                graphs = [self.dataset[i] for i in ids.tolist()]
+            except StopIteration as error:  # it would end the epoch
+                raise RuntimeError(f"The dataset raised StopIteration for one of its items {ids.tolist()}.") from error
             # A batch of padding has no graph, but the same attributes as the other batches.
             store = self.collater.flat(graphs, ids.tolist()) if graphs else self.like.view([])
             batches.append(self.collater.collate(store, generator_of(*key, ids)))

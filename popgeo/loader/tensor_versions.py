@@ -1,6 +1,6 @@
-"""A check that graphs in memory have not changed since a loader copied them."""
+"""Checks that graphs in memory have not changed since a loader read them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate, chain
 from operator import attrgetter, eq, is_
 from typing import Any, NamedTuple, TypeAlias
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
 Owned: TypeAlias = list[tuple[int | str, dict[str, Any]]]
+_Seen: TypeAlias = dict[tuple[Any, str], tuple[Any, int]]
 _version = attrgetter("_version")
 
 
@@ -112,6 +113,57 @@ def consists_of_lists(dataset: Any) -> bool:
     return type(dataset) in (list, tuple)
 
 
+class GraphVersions:
+    """The values of one large graph, or of a stream of events, when a loader read them.
+
+    Batches contain changes in place of values that they take from the graph's own memory. A value that is removed,
+    added, or moved to another device changes no batch.
+
+    Args:
+        data: `Data`, `HeteroData` or `TemporalData`; of any other object nothing is checked.
+        names: Names of the values that batches contain.
+        copied: Names of the values that the loader copied, such as `edge_index`; no batch contains their changes.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Data
+        >>> data = Data(x=torch.zeros(2, 1), y=torch.zeros(2))
+        >>> seen = GraphVersions(data, ["x", "y"], [])
+        >>> data.x += 1
+        >>> print(seen.first_change())
+        None
+        >>> data.y = torch.ones(2)
+        >>> seen.first_change()
+        "'y'"
+    """
+
+    def __init__(self, data: Any, names: Collection[str], copied: Collection[str | None]) -> None:
+        self._data, self._names, self._copied = data, names, copied
+        self._seen: _Seen | None = self._look()
+
+    def first_change(self) -> str | None:
+        """Return the name of the first value that batches would not contain, or None if they contain all values."""
+        now = self._look()
+        self._seen = self._seen or now
+        for (key, name), (value, version) in self._seen.items():
+            new, new_version = now.get((key, name), (value, version))
+            has_moved = getattr(new, "device", None) != getattr(value, "device", None)
+            if not (has_moved or _is_equal(value, new)) or (new_version != version and name in self._copied):
+                return repr(name) if key is None else f"{name!r} of {key!r}"
+        return None
+
+    def _look(self) -> _Seen:
+        """Return each value that batches contain with its version, by type and name."""
+        stores = getattr(self._data, "stores", ())
+        found = [
+            ((store._key, name), value) for store in stores for name, value in store.items() if name in self._names
+        ]
+        return {key: (value, _version(value) if _has_version(value) else 0) for key, value in found}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_seen": None}  # tensors of a copy have other versions
+
+
 def _contents(dataset: Any) -> tuple[Owned, list[np.ndarray]]:
     """Return the named values of each graph, or of all joined graphs, and the indices of subsets.
 
@@ -150,6 +202,10 @@ def _graphs(dataset: Any) -> Sequence[Any] | None:
     return [known[0][i] for i in dataset.indices] if isinstance(dataset, Subset) else [*chain.from_iterable(known)]
 
 
+def _has_version(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_inference()
+
+
 def _named(owner: int | str) -> str:
     return f"graph {owner}" if isinstance(owner, int) else owner
 
@@ -159,10 +215,6 @@ def _of_graph(graph: Any) -> list[dict[str, Any]]:
         return [graph]
     of_one_type = graph.__dict__.get("_store")
     return [store._mapping for store in graph.stores] if of_one_type is None else [of_one_type._mapping]
-
-
-def _has_version(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.is_inference()
 
 
 def _is_equal(before: Any, now: Any) -> bool:

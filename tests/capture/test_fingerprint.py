@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from popgeo.capture import fingerprint as module
-from popgeo.capture.fingerprint import DECIDES, UnknownStateError, fingerprint, hash_sources
+from popgeo.capture.fingerprint import DECIDES, fingerprint, hash_sources
+from popgeo.capture.outside_values import UnknownStateError
 from popgeo.ipu import Options, inference_model, ipu_machine
 
 PACKAGE = Path(module.__file__).parents[1]

@@ -82,6 +82,12 @@ def test_a_saved_store_of_dictionaries_opens(tmp_path: Path):
     [
         ({"x": torch.ones(2, 3)}, "differ in the attributes"),
         ({"x": torch.ones(2, 4), "edge_index": torch.zeros(2, 1, dtype=torch.long)}, "cannot be joined"),
+        (
+            {"x": torch.tensor(1.0), "edge_index": torch.zeros(2, 1, dtype=torch.long)},
+            r"\[2, 3\] in .* \[\] in graph 1",
+        ),
+        ({"x": torch.ones(2, 3), "edge_index": torch.tensor(1)}, r"\[2, 1\] in graph 0 and \[\] in graph 1"),
+        ({"x": torch.ones(2), "edge_index": torch.zeros(2, 1, dtype=torch.long)}, r"\[2, 3\] in .* \[2\] in graph 1"),
         ({"x": [[1.0, 2.0, 3.0]], "edge_index": torch.zeros(2, 1, dtype=torch.long)}, "tensor in all graphs"),
         ({"x": torch.ones(2, 3), "edge_index": torch.tensor([[0], [7]])}, "edge"),
     ],
@@ -90,6 +96,13 @@ def test_a_graph_that_differs_from_the_others_is_refused(second: dict[str, Any],
     first = {"x": torch.ones(2, 3), "edge_index": torch.tensor([[0], [1]])}
     with pytest.raises(ValueError, match=words):
         FlatStore.from_dataset([first, second])
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**70)])
+def test_a_number_too_large_for_a_tensor_is_refused_by_name(number: int):
+    graph = {"x": torch.ones(2, 3), "edge_index": torch.tensor([[0], [1]]), "code": 1}
+    with pytest.raises(ValueError, match=f"'code' of graph 1 is {number}.*exclude_keys"):
+        FlatStore.from_dataset([graph, {**graph, "code": number}])
 
 
 def test_dictionaries_among_data_are_refused():

@@ -107,6 +107,17 @@ def test_an_optimizer_of_other_groups_is_refused(tmp_path):
         other.load(tmp_path / "step.pt")
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta])
+def test_an_optimizer_of_another_kind_is_refused(tmp_path, kind):
+    step = make_step()
+    step(*make_batch(0))
+    step.save(tmp_path / "step.pt")
+    model = Regression()
+    other = training_model(model, None, kind(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=f"of {kind.__name__} is missing, so the file is of another kind of optimizer"):
+        other.load(tmp_path / "step.pt")
+
+
 def test_saving_needs_a_compiled_step(tmp_path):
     with pytest.raises(ValueError, match="has not been compiled"):
         make_step().save(tmp_path / "step.pt")

@@ -74,6 +74,8 @@ CHANGES: dict[str, Callable[[Model], object]] = {
     "a number in an object": lambda m: setattr(m.config, "slope", 3.0),
     "a number in an object of an object": lambda m: setattr(m.config.inner, "power", 2),
     "a tensor in a list": lambda m: m.moved.__setitem__(0, torch.ones(3)),
+    "a layer is hidden by an attribute": lambda m: vars(m).update(second=nn.Identity()),
+    "a weight is hidden by an attribute": lambda m: vars(m.first).update(weight=torch.ones(3, 3)),
     "a number that the class has": lambda m: setattr(m, "gain", 3.0),
     "a method of the class": lambda m: setattr(m, "scaled", lambda x: -x),
     "a number of the class": lambda m: setattr(type(m), "of_all", 3.0),

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, WeightedRandomSampler
+from torch.utils.data import ConcatDataset, Dataset, Subset, WeightedRandomSampler
 from torch_geometric.data import Data
 
 from popgeo.data import FlatStore, unpad
@@ -92,3 +92,26 @@ def test_a_dataset_that_has_changed_since_it_was_read_is_refused():
     transformed.transform = lambda graph: graph
     with pytest.raises(ValueError, match="InMemory has a transform"):
         next(iter(later))
+
+
+@pytest.mark.filterwarnings("ignore:Ends does not hold its graphs")
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}])
+@pytest.mark.parametrize("strategy", ["PadToMax", "Window"])
+def test_a_dataset_that_raises_stop_iteration_does_not_end_the_epoch(workers, strategy):
+    class Ends(Dataset):
+        ends = False
+
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, i: int) -> Data:
+            if self.ends and i == 30:
+                raise StopIteration
+            return Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))
+
+    dataset = Ends()
+    loader = FixedSizeDataLoader(dataset, 5, fixed_size_strategy=strategy, **workers)
+    list(loader)
+    dataset.ends = True
+    with pytest.raises(RuntimeError, match=r"The dataset raised StopIteration for one of its items \[.*30.*\]"):
+        list(loader)

@@ -18,7 +18,7 @@ from popgeo.loader.epoch_choices import EpochChoices, LoaderArguments, choices_f
 from popgeo.loader.epoch_loader import loader_class
 from popgeo.loader.large.pack_clusters import ClusterSizes, pack_clusters
 from popgeo.loader.large.subgraph import PartSampler, Subgraph
-from popgeo.loader.large.subgraph_loader import SubgraphLoader
+from popgeo.loader.large.subgraph_loader import SubgraphLoader, versions_of
 from popgeo.loader.large.whole_graph import edge_indices, num_rows, open_graph
 from popgeo.packing import Packs
 from popgeo.sampling import CompressedGraph, partition, sample_neighbors
@@ -128,7 +128,8 @@ class FixedSizeClusterLoader(SubgraphLoader):
         graph = CompressedGraph.from_edge_index(edge_index, num_rows(store, _NODES))
         self.cluster_data, sampler = cluster_data, ClusterSampler(graph, parts, num_parts)
         sizes = {"fixed_size_options": fixed_size_options, "over_size_strategy": over_size_strategy}
-        super().__init__(data, store, sampler, layout, choices, batch_size, {**kwargs, **sizes})
+        seen = versions_of(cluster_data.data if isinstance(cluster_data, ClusterData) else data, store)
+        super().__init__(data, store, sampler, layout, choices, batch_size, {**kwargs, **sizes}, seen)
 
     def _together(self, order: np.ndarray) -> Packs:
         limits = self.fixed_size_options.limits((_NODES, _EDGES)).tolist()

@@ -16,7 +16,7 @@ from popgeo.loader.epoch_choices import EpochChoices, choices_from
 from popgeo.loader.epoch_loader import loader_class
 from popgeo.loader.large.neighbor_loader import NeighborArguments, Neighborhood, check_arguments
 from popgeo.loader.large.subgraph import PartSampler, Subgraph
-from popgeo.loader.large.subgraph_loader import SubgraphLoader
+from popgeo.loader.large.subgraph_loader import SubgraphLoader, versions_of
 from popgeo.loader.large.whole_graph import edge_indices, links_of, num_ends, open_graph
 from popgeo.sampling import NonEdges, sample_negatives
 from popgeo.sampling.timed_negatives import TimedNonEdges
@@ -207,7 +207,8 @@ class FixedSizeLinkLoader(SubgraphLoader):
             rows = most[end] + len(sampler.labels["edge_label"])
             most[end] = rows if neighborhood.how["disjoint"] else min(size, rows)
         self.num_neighbors = num_neighbors
-        super().__init__(data, store, sampler, layout, choices_from(EpochChoices, kwargs), batch_size, kwargs)
+        choices, seen = choices_from(EpochChoices, kwargs), versions_of(data, store, time_attr, weight_attr)
+        super().__init__(data, store, sampler, layout, choices, batch_size, kwargs, seen)
 
 
 def _joined(edges: Tensor, links: Tensor, sizes: tuple[int, int], is_one_type: bool) -> Tensor:

@@ -15,7 +15,7 @@ from popgeo.data.trim import OverSizeStrategy
 from popgeo.loader.epoch_choices import EpochChoices, GraphLoaderArguments, choices_from
 from popgeo.loader.epoch_loader import loader_class
 from popgeo.loader.large.subgraph import ONLY_EDGES, PartSampler, Subgraph
-from popgeo.loader.large.subgraph_loader import SubgraphLoader
+from popgeo.loader.large.subgraph_loader import SubgraphLoader, versions_of
 from popgeo.loader.large.whole_graph import edge_indices, num_ends, open_graph, seeds_of
 from popgeo.sampling import CompressedGraph, sample_neighbors
 
@@ -192,7 +192,8 @@ class FixedSizeNeighborLoader(SubgraphLoader):
         sampler = NeighborSampler(store, num_neighbors, input_nodes, input_time, **how)
         self.node_type, self.num_neighbors = sampler.node_type, num_neighbors
         self._most_seeds = {sampler.node_type: min(batch_size, sampler.num_items)}
-        super().__init__(data, store, sampler, layout, choices_from(EpochChoices, kwargs), batch_size, kwargs)
+        choices, seen = choices_from(EpochChoices, kwargs), versions_of(data, store, time_attr, weight_attr)
+        super().__init__(data, store, sampler, layout, choices, batch_size, kwargs, seen)
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from popgeo.data.axes import Level
@@ -25,6 +26,7 @@ from popgeo.loader.large.subgraph_source import SubgraphSource
 from popgeo.loader.large.whole_graph import num_rows
 from popgeo.loader.sampler import EpochSampler, OrderPacker
 from popgeo.loader.strategy import in_equal_numbers, member
+from popgeo.loader.tensor_versions import GraphVersions
 from popgeo.packing import Packs
 from popgeo.random_numbers import seed_of
 
@@ -45,6 +47,7 @@ class SubgraphLoader(EpochLoader):
         batch_size: Seeds, or clusters, of a batch.
         arguments: All keyword arguments of the loader: `fixed_size_options`, the sizes of a batch, by default measured
             on sampled batches; `over_size_strategy`; and arguments of torch's `DataLoader`.
+        seen: Values of the graph when the loader read it, from `versions_of`.
     """
 
     _most_seeds: Mapping[Any, int] = {}
@@ -59,6 +62,7 @@ class SubgraphLoader(EpochLoader):
         choices: EpochChoices,
         batch_size: int,
         arguments: Mapping[str, Any],
+        seen: GraphVersions,
     ) -> None:
         if choices.batch_sampler is not None:
             raise ValueError(f"Sizes decide which {self._unit} share a batch; leave batch_sampler out.")
@@ -72,7 +76,7 @@ class SubgraphLoader(EpochLoader):
         self.choices = choices
         self.part_sampler, self._axes, self._batch_size = part_sampler, store.size_axes, batch_size
         self._num_node_types = len(store.node_types)
-        self._packer = OrderPacker(num_items=part_sampler.num_items, together=self._together)
+        self._packer = OrderPacker(num_items=part_sampler.num_items, together=self._together, seen=seen)
         part_sampler.sample(np.empty(0, np.int64), seed=0)  # raises now, not in an epoch
         self.size_estimate: SizeEstimate | None = None
         """Measured sizes; None if sizes were given."""
@@ -165,3 +169,18 @@ class SubgraphLoader(EpochLoader):
             f"{nodes['real'].sum() / max(1, nodes['slots'].sum()):.1%} full"
             f"{f'; {lost:.2%} trimmed' if lost else ''}"
         )
+
+
+def versions_of(data: Any, store: FlatStore, *copied: str | None) -> GraphVersions:
+    """Return the values of a large graph as they are now, for a check before each epoch.
+
+    Args:
+        data: The graph. Of a pair of stores nothing is checked.
+        store: The opened graph.
+        copied: Names of attributes that the sampler copies. `edge_index` and values that are not contiguous are copied,
+            too.
+    """
+    tensors = [item for one in getattr(data, "stores", ()) for item in one.items() if isinstance(item[1], Tensor)]
+    strided = {name for name, value in tensors if value.layout is torch.strided and not value.is_contiguous()}
+    names = {attribute.name for attribute in store.attributes}
+    return GraphVersions(data, names, {"edge_index", *copied, *strided})
