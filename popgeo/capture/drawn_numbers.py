@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from popgeo.capture.arguments import Arguments
+from popgeo.capture.outside_values import outer_variables
 from popgeo.capture.pytree import unflatten
 from popgeo.capture.recorder import Recorder
 
@@ -148,6 +149,6 @@ def _generators(function: Callable[..., Any], arguments: Arguments) -> list[torc
     codes += [value for value in seen if inspect.isfunction(value)]  # such as self.f = lambda x: ...
     for code in filter(inspect.isfunction, codes):
         seen += [code.__globals__.get(name) for name in code.__code__.co_names]
-        seen += [cell.cell_contents for cell in code.__closure__ or ()]
+        seen += outer_variables(code).values()
     found = {id(one): one for one in seen if isinstance(one, torch.Generator) and one is not torch.default_generator}
     return list(found.values())

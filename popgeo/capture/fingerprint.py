@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from popgeo.capture.marks import marks_of
-from popgeo.capture.outside_values import OutsideValues, UnknownStateError
+from popgeo.capture.outside_values import OutsideValues, UnknownStateError, outer_variables
 
 # The source files of popgeo that decide the capture; callers add other files that their step depends on.
 DECIDES = ("capture/**/*.py", "capture/*.csv", "ops/**/*.py")
@@ -117,7 +117,7 @@ def _describe(value: Any) -> str:
         items = map(_describe, value)
         return repr(list(items) if isinstance(value, list | tuple) else sorted(items))
     if isinstance(value, types.FunctionType):
-        cells = [_describe(cell.cell_contents) for cell in value.__closure__ or ()]
+        cells = [*map(_describe, outer_variables(value).values())]
         return f"{_describe(value.__code__)} {cells} {_describe(value.__defaults__)}"
     if isinstance(value, types.CodeType):
         return f"{value.co_code!r} {value.co_names} {_describe(value.co_consts)}"

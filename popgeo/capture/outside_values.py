@@ -110,9 +110,9 @@ class OutsideValues:
             self._add(f"{place}()", (function.__defaults__, function.__kwdefaults__), owner)
         for name in sorted(names & function.__globals__.keys()):
             self._add(f"{owner}.{name}", function.__globals__[name], owner)
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        for name, value in outer_variables(function).items():
             if name != "__class__":
-                self._add(f"{place}.{name}", cell.cell_contents, owner)
+                self._add(f"{place}.{name}", value, owner)
 
     def _follows(self, place: str, value: Any) -> bool:
         """Return whether only the attributes of a value count, or nothing of it."""
@@ -133,6 +133,12 @@ class OutsideValues:
             tables += [] if isinstance(value, type) else [vars(value)]
             self._tables[place] = {name: one for table in tables for name, one in table.items()}
         return True
+
+
+def outer_variables(function: types.FunctionType) -> dict[str, Any]:
+    """Return the values of the outer functions' variables that a function uses, without those that have none yet."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
 
 
 def _functions_in(value: Any) -> list[types.FunctionType]:

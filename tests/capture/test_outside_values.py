@@ -186,3 +186,15 @@ class _Counter:
 
 
 SENTINEL = _Counter()
+
+
+def test_a_variable_of_an_outer_function_without_a_value_is_no_hindrance(tmp_path: Path):
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        return x if self.training else x * later
+
+    model, x = type("Model", (nn.Module,), {"forward": forward})(), torch.ones(2)
+    assert compile_forward(model, options=StepOptions(cache_dir=tmp_path))(x).tolist() == [1, 1]
+    later = 3.0
+    assert compile_forward(model.eval(), options=StepOptions(cache_dir=tmp_path))(x).tolist() == [3, 3]
+    later = 4.0
+    assert compile_forward(model.eval(), options=StepOptions(cache_dir=tmp_path))(x).tolist() == [4, 4]

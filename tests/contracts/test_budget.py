@@ -30,8 +30,8 @@ PLACES = {
 # language, so only checks, plans and derivatives are shared with the processor's kernels; steps of several processes;
 # and batches that are put together in page-locked memory.
 # The potentials have 40 lines to make a batch without data, so that the memory of their steps is known before data are.
-# It has 150 lines so that nothing old is used silently: kept steps depend on all values that a model reads, and loaders
-# of a large graph notice values that were replaced.
+# The core has 250 lines so that nothing old is used silently: kept steps depend on all values that a model reads, and
+# loaders of a large graph notice values that were replaced, and those that feed a device check the graphs of each batch.
 # The core has 1,300 more lines for PyG's extensions and their searches among points, which replace 200 lines of compat.
 BUDGETS = {
     "core": 43_200,
