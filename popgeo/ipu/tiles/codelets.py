@@ -49,9 +49,10 @@ def _assemble(
 
 
 def _weighted_sum(x: Tensor, y: Tensor, beta: float, alpha: float) -> Tensor:
-    """Return beta * x + alpha * y; of whole numbers with the whole part of both factors."""
+    """Return beta * x + alpha * y, with both factors in the type of whole numbers and truth values."""
     if not (y.is_floating_point() or y.is_complex()):
-        beta, alpha = int(beta), int(alpha)
+        kind = bool if y.dtype is torch.bool else int
+        beta, alpha = kind(beta), kind(alpha)
     return (x if beta == 1 else beta * x) + (y if alpha == 1 else alpha * y)
 
 

@@ -179,6 +179,9 @@ OTHERS = {
     "whole numbers": lambda x, y: torch.baddbmm(
         INDEX[:4].reshape(1, 4, 1), INDEX[:8].reshape(1, 4, 2), INDEX[:6].reshape(1, 2, 3), beta=2.0, alpha=3.0
     ),
+    "truth values": lambda x, y: tuple(
+        (x > 0).index_add(0, INDEX[:4] % 11, x[:4] > 0, alpha=alpha) for alpha in (True, False)
+    ),
     "strides": lambda x, y: ((x.t() * x[:, 0])[1:].t()[::2] + x[0, 1:], x.expand(3, 11, 9).transpose(0, 2) - x[0, 0]),
     "changed in place": lambda x, y: x.clone().t().mul_(x.t()).add_(1).t()[2:].clamp_(max=1.5),
     "picked": lambda x, y: x.gather(1, x.argsort(1)[:, :4]),
