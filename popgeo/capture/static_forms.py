@@ -139,7 +139,7 @@ def _gaussian_nll_loss(
     shapes = (input.shape, (*input.shape[:-1], 1), input.shape[:-1])
     if var.shape not in shapes:
         return NotImplemented
-    var = var.unsqueeze(-1) if var.shape == shapes[2] else var
+    var = var.unsqueeze(-1) if var.shape == shapes[2] != input.shape else var
     limited = var.clone()
     with torch.no_grad():  # the gradient ignores the limit
         limited.clamp_(min=eps)
