@@ -31,8 +31,10 @@ PLACES = {
 # and batches that are put together in page-locked memory.
 # The potentials have 40 lines to make a batch without data, so that the memory of their steps is known before data are.
 # The core has 1,300 more lines for PyG's extensions and their searches among points, which replace 200 lines of compat.
+# The core has 90 lines for faults that random programs showed: transposed arguments, the order of draws on tiles,
+# tensors without elements there, and errors in place of silent differences.
 BUDGETS = {
-    "core": 43_050,
+    "core": 43_150,
     "compat": 3_270,
     "systems": 2_190,
     "models": 1_570,
@@ -40,7 +42,7 @@ BUDGETS = {
     "kit": 2_080,
     "train": 870,
 }
-ALL = 56_450
+ALL = 56_550
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 350, 40
 # An operation's cost and its lowering are found by one name.
