@@ -83,6 +83,8 @@ def capture(
         except RuntimeError as error:
             if recorder.refusal is not None:  # TorchScript loses the error and its message
                 raise recorder.refusal from error
+            if "not require grad" in str(error):
+                _refuse_derivatives(placed, {**state, **dict(zip(inputs, arguments.tensors, strict=True))}, error)
             raise
 
     with (
@@ -121,7 +123,9 @@ def capture(
 
 
 def stand_ins(mode: FakeTensorMode, arguments: Arguments) -> dict[Input, Tensor]:
-    """Return an empty tensor in new memory for each tensor of a call.
+    """Return an empty tensor in new memory for each tensor of a call, with its dimensions in the same order in memory.
+
+    Views, random numbers and changes in place of what a model makes of a transposed tensor depend on that order.
 
     Raises:
         ValueError: a tensor is sparse or quantized.
@@ -133,14 +137,32 @@ def stand_ins(mode: FakeTensorMode, arguments: Arguments) -> dict[Input, Tensor]
                 f"`{one.name}` is a {tensor.layout} tensor of {tensor.dtype}, whose elements have no fixed places. "
                 "Pass tensor.to_dense() or tensor.dequantize(), or a sparse matrix as its edge_index and values."
             )
-    memory = (torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in arguments.tensors)
+    memory = (
+        torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") if tensor.is_contiguous()
+        else torch.empty_like(tensor.detach(), device="meta") for tensor in arguments.tensors
+    )  # fmt: skip
     return dict(zip(given, (FakeTensor(mode, one, _PROCESSOR) for one in memory), strict=True))
 
 
 def _storages_of_views(inputs: Iterable[Tensor], real: Iterable[Tensor]) -> set[int]:
-    """Return the storages of inputs if the real tensor has an offset or is not contiguous."""
-    pairs = zip(inputs, real, strict=True)
-    return {own.untyped_storage()._cdata for own, one in pairs if one.storage_offset() or not one.is_contiguous()}
+    """Return the storages of inputs if the real tensor has an offset or other strides."""
+    return {
+        own.untyped_storage()._cdata
+        for own, one in zip(inputs, real, strict=True)
+        if one.storage_offset() or not (one.is_contiguous() or one.stride() == own.stride())
+    }
+
+
+def _refuse_derivatives(placed: Mapping[Input, Tensor], given: Mapping[Input, Tensor], error: Exception) -> None:
+    """Explain a failed derivative by inputs that require a gradient in eager mode alone, if there are any."""
+    lost = [one.name for one, tensor in given.items() if tensor.requires_grad and not placed[one].requires_grad]
+    if lost:
+        names = ", ".join(lost if len(lost) < 5 else [*lost[:4], "..."])
+        raise ValueError(
+            "The model takes a derivative by a tensor that requires no gradient in a compiled step. Of all inputs, "
+            f"only trained weights require one, unlike {names}. Differentiate by a tensor that forward makes and then "
+            "uses, such as x = x.detach().requires_grad_()."
+        ) from error
 
 
 def _refuse_constants_of_the_state(recorder: Recorder, state: Mapping[Input, Tensor]) -> None:

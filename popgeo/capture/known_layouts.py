@@ -72,7 +72,9 @@ def _layouts(result: Any, args: tuple[Any, ...], is_view: bool) -> tuple[Any, ..
     append_parts(Tensor, args, operands)
     for part in parts:
         position = next((i for i, operand in enumerate(args) if operand is part), None)
-        if position is None and isinstance(part, Tensor):
+        if not isinstance(part, Tensor | None):
+            return None  # a number is no layout
+        if position is None and part is not None:
             if not isinstance(part, FakeTensor) or part.constant is not None or part.layout is not torch.strided:
                 return None
             size, own = (part.shape, part.stride(), part.storage_offset()), part.untyped_storage()

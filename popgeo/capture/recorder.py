@@ -22,8 +22,10 @@ from popgeo.capture.refused_shapes import Problem
 from popgeo.capture.schemas import (
     IN_MEMORY,
     VIEWS_IN_PLACE,
+    chooses_results,
     is_composite,
     makes_tensors,
+    named_arguments,
     only_raises,
     target,
     written_by,
@@ -35,6 +37,8 @@ _WEIGHT_OF_NORM = {
     "aten::native_batch_norm": 1, "aten::_native_batch_norm_legit": 1, "aten::native_layer_norm": 2,
     "aten::native_group_norm": 1,
 }  # fmt: skip
+# Kernels whose results have the type of the first operand, also if the stand-ins of mixed operands have another one.
+_TYPE_OF_FIRST = ("aten::huber_loss", "aten::soft_margin_loss", "aten::normal")
 
 
 class Recorder(TorchDispatchMode):
@@ -185,6 +189,11 @@ class Recorder(TorchDispatchMode):
             if func._schema.name == "aten::_scaled_dot_product_flash_attention_for_cpu":
                 # Before torch 2.13 the stand-in of the sums is float32, also where the kernel's are float64.
                 result = result[0], result[1].to(torch.promote_types(args[0].dtype, torch.float32))
+            if chooses_results(func):  # the kernels leave out the others
+                wanted = named_arguments(func, args, kwargs).output_mask
+                result = tuple(one if needed else None for one, needed in zip(result, wanted, strict=True))
+            if func._schema.name in _TYPE_OF_FIRST and isinstance(args[0], Tensor):
+                result = result.to(args[0].dtype)
             return self.slots.follow(func, args, kwargs, result)
         # Torch's table lacks these operations.
         except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):

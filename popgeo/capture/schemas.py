@@ -50,6 +50,17 @@ def is_composite(func: Any) -> bool:
     return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")  # kernels round differently
 
 
+@functools.cache
+def chooses_results(func: Any) -> bool:
+    """Check whether an operation makes only the results that its last argument wants.
+
+    Example:
+        >>> chooses_results(torch.ops.aten.convolution_backward.default), chooses_results(torch.ops.aten.relu.default)
+        (True, False)
+    """
+    return [one.name for one in func._schema.arguments[-1:]] == ["output_mask"]
+
+
 def only_raises(func: Any) -> bool:
     """Check whether an operation reads tensors and makes nothing, so that its only effect is an error.
 

@@ -139,8 +139,10 @@ def _gaussian_nll_loss(
     shapes = (input.shape, (*input.shape[:-1], 1), input.shape[:-1])
     if var.shape not in shapes:
         return NotImplemented
-    var = var.unsqueeze(-1) if var.shape == shapes[2] else var
-    limited = var + (var.clamp(min=eps) - var).detach()  # the gradient ignores the limit
+    var = var.unsqueeze(-1) if var.shape == shapes[2] != input.shape else var
+    limited = var.clone()
+    with torch.no_grad():  # the gradient ignores the limit
+        limited.clamp_(min=eps)
     limited = torch.where(var < 0, torch.nan, limited)
     loss = 0.5 * (limited.log() + (input - target).square() / limited) + (0.5 * math.log(2 * math.pi) if full else 0)
     return loss if reduction == "none" else getattr(loss, reduction)()

@@ -127,8 +127,8 @@ def _capture_and_plan(
         decides = [] if machine is None else machine.what_decides(optimizer)
         around = recipe.autocast or autocast_around(), torch.get_default_dtype()
         decides = [largest_graph.noted(arguments.tensors), options.batch_invariant, *around, *decides]
-        shapes = describe(arguments.structure)
-        key = step_cache.key_of(model, *shapes, *trained, options.constant_loss_scaling, *decides)
+        layouts = [*describe(arguments.structure), *(one.stride() for one in arguments.tensors)]
+        key = step_cache.key_of(model, *layouts, *trained, options.constant_loss_scaling, *decides)
     kept = step_cache.load(options.cache_dir, key, arguments)
     step = kept or capture()
     update = plan = None

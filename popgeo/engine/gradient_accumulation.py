@@ -4,6 +4,7 @@ If the model changes an argument in place, each micro-batch changes its own slic
 gradients of the micro-batches.
 """
 
+import functools
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -94,16 +95,16 @@ def write_back(written: Sequence[Tensor], made: Sequence[Tensor | None]) -> None
 
 
 def check_apart(tensors: Sequence[Tensor], written: Sequence[int]) -> None:
-    """Check that tensors which a step changes in place share no elements with its other tensors.
+    """Check that the elements of tensors which a step changes in place are separate, also from its other tensors.
 
-    A compiled step works on copies, so the other tensor would not change there.
+    A compiled step works on copies, so an element with the same memory would not change there.
 
     Args:
         tensors: All tensors of the step: arguments first, then state.
         written: Positions of the tensors that the step changes.
 
     Raises:
-        ValueError: a changed tensor shares elements with another tensor.
+        ValueError: a changed tensor shares elements with another tensor, or several of its own elements have one place.
 
     Example:
         >>> x = torch.zeros(4)
@@ -115,6 +116,11 @@ def check_apart(tensors: Sequence[Tensor], written: Sequence[int]) -> None:
     """
     storages = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     for position in written:
+        if _overlaps(tensors[position]):
+            raise ValueError(
+                f"The model changes argument {position} in place, but some of its elements share their place in "
+                "memory, as after expand() or unfold(). Pass a clone()."
+            )
         others = [i for i, storage in enumerate(storages) if storage == storages[position] and i != position]
         seen = [_memory_of(tensors[i]) for i in (position, *others)] if others else []
         if any(np.shares_memory(seen[0], other) for other in seen[1:]):
@@ -122,6 +128,18 @@ def check_apart(tensors: Sequence[Tensor], written: Sequence[int]) -> None:
                 f"The model changes argument {position} in place, which shares memory with another tensor of the "
                 "call or of the model; a compiled step would not see the change there. Pass a clone()."
             )
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Return whether several elements of a tensor have one place in memory, as after `expand` or `unfold`."""
+    end, places = 0, np.zeros((), np.int64)
+    steps = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    for step, size in steps:
+        if size > 1 and step <= end:
+            places = functools.reduce(np.add.outer, (step * np.arange(size) for step, size in steps), places)
+            return len(np.unique(places)) < tensor.numel()
+        end += step * (size - 1)
+    return False  # each dimension steps over the smaller ones
 
 
 def _memory_of(tensor: Tensor) -> np.ndarray:

@@ -14,7 +14,7 @@ from popgeo.capture.op_graph import Input, OpGraph, Role
 from popgeo.capture.passes import fold_constants
 from popgeo.engine.compiled_step import CompiledStep
 from popgeo.engine.denormals import DenormalFlushing
-from popgeo.engine.gradient_accumulation import CallResults, micro_batch, write_back
+from popgeo.engine.gradient_accumulation import CallResults, check_apart, micro_batch, write_back
 from popgeo.engine.optimizer.capture_update import UpdateGraph
 from popgeo.engine.optimizer.coming_updates import ComingUpdates
 from popgeo.engine.pipeline.random_draws import draws
@@ -183,6 +183,7 @@ class TileExact:
         results = CallResults(mode, options.output_period, options.steps_per_call)
         arguments = joined.arguments()
         names = list(arguments)
+        check_apart(tensors, [names.index(str(one)) for one in step.written])
         updates = [iter(numbers) for _ in range(replicas)]
         arrived: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
         passed = Counter[tuple[str, int]]()  # micro-batches of each stream and replica

@@ -1,8 +1,11 @@
 """Each operation is recorded once, with the values that it reads, makes and changes."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from popgeo.capture.capture import bind, capture
 from popgeo.capture.op_graph import Input, Op, OpGraph, Ref, Role
@@ -244,3 +247,29 @@ def test_tensors_made_in_inference_mode_are_captured_by_the_operations_that_run(
             assert torch.allclose(popgeo_compile(model, (x,))(x), model(x))
     targets = {op.target for op in popgeo_compile(lambda x: function(held), (x,)).graph.ops}
     assert not targets & {"aten.dropout.default", "aten.linear.default", "aten.reshape.default", "aten.einsum.default"}
+
+
+MIXED = {
+    "huber_loss": functional.huber_loss,
+    "soft_margin_loss": functional.soft_margin_loss,
+    "smooth_l1_loss": functional.smooth_l1_loss,
+    "normal": lambda x, y: torch.normal(x, y.abs()),
+    "addr": lambda x, y: torch.addr(x[:, None], y, y),
+    "addcmul": lambda x, y: torch.addcmul(x, y, y),
+    "copysign": torch.copysign,
+    "in place": lambda x, y: x.clone().atan2_(y),
+}
+TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_operands_of_two_types_have_results_of_the_type_in_eager_mode(name):
+    for first, second in itertools.permutations(TYPES, 2):
+        x, y = torch.linspace(-1, 2, 4, dtype=first), torch.linspace(1, -2, 4, dtype=second)
+        torch.manual_seed(0)
+        try:
+            expected = MIXED[name](x, y)
+        except RuntimeError:  # torch refuses these types together
+            continue
+        torch.manual_seed(0)
+        torch.testing.assert_close(popgeo_compile(MIXED[name], [x, y])(x, y), expected)

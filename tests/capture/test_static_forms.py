@@ -122,6 +122,18 @@ def test_a_negative_variance_is_no_number():
     assert step(torch.ones(2), torch.ones(2), torch.tensor([1.0, -1.0])).isnan()
 
 
+def test_a_likelihood_of_one_number_has_the_type_of_eager_mode():
+    given = torch.tensor(1.0, dtype=torch.float64), torch.zeros(2), torch.tensor(2.0, dtype=torch.float64)
+    loss = compile(nn.functional.gaussian_nll_loss, [*given])(*given)
+    torch.testing.assert_close(loss, nn.functional.gaussian_nll_loss(*given))
+
+
+def test_an_infinite_variance_has_an_infinite_loss_as_in_eager_pytorch():
+    given = torch.ones(2), torch.zeros(2), torch.tensor([1.0, torch.inf])
+    step = compile(nn.functional.gaussian_nll_loss, [*given])
+    assert step(*given) == nn.functional.gaussian_nll_loss(*given) == torch.inf
+
+
 torch.manual_seed(0)  # for the weights of these layers
 LAYERS = {
     "HeteroLinear": (pyg_nn.HeteroLinear(4, 3, 3), [features(), BATCH[torch.randperm(NODES)]]),

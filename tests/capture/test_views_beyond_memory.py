@@ -60,7 +60,7 @@ def test_a_view_within_memory_is_computed(name: str):
     torch.testing.assert_close(compile_forward(model)(x), model(x).detach(), check_stride=False)
 
 
-@pytest.mark.parametrize("view", [lambda x: x[4:14], lambda x: x.view(4, 4).t()], ids=["offset", "strides"])
+@pytest.mark.parametrize("view", [lambda x: x[4:14], lambda x: x.view(8, 2)[:, 0]], ids=["offset", "gaps"])
 def test_as_strided_of_an_argument_that_is_a_view_is_refused_as_it_would_count_from_elsewhere(view):
     class Strided(nn.Module):
         def forward(self, x):

@@ -38,6 +38,34 @@ def test_shapes_that_do_not_fit_end_with_the_models_line_and_without_torchs_log(
     assert not caplog.records
 
 
+class Differentiates(nn.Module):
+    def __init__(self, by) -> None:
+        super().__init__()
+        self.weight, self.other, self.by = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2)), by
+
+    def forward(self, x):
+        energy = (x * x * self.weight * self.other).sum()
+        return energy + torch.autograd.grad(energy, self.by(self, x), create_graph=True)[0].square().sum()
+
+
+BY = {"argument": lambda model, x: x, "weight": lambda model, x: model.other}
+
+
+@pytest.mark.parametrize("name", BY)
+def test_a_derivative_by_an_input_without_a_gradient_is_refused_with_the_remedy(name):
+    model, x = Differentiates(BY[name]), torch.ones(2, requires_grad=True)
+    assert model(x).isfinite()
+    for step in (compile_forward(model), compile_step(model, torch.optim.SGD([model.weight], lr=0.1))):
+        with pytest.raises(ValueError, match=r"requires no gradient.*\b(x|other)\b.*detach\(\).requires_grad_\(\)"):
+            step(x)
+
+
+def test_a_derivative_by_a_trained_weight_is_part_of_the_step():
+    model, x = Differentiates(BY["weight"]), torch.ones(2)
+    expected = model(x).detach()
+    torch.testing.assert_close(compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1))(x), expected)
+
+
 def test_a_static_check_takes_a_batch_by_names_as_a_step_does():
     (problem,) = ipu.check_static(Net(lambda x: x[x > 0]), BATCH)
     assert problem.operation == "index"

@@ -70,6 +70,19 @@ def test_two_steps_of_adam_on_tiles_equal_those_of_the_fast_engine():
     check(exact.program)
 
 
+NORMS = {"batch norm": nn.BatchNorm1d(4), "group norm": nn.GroupNorm(2, 4), "layer norm": nn.LayerNorm(4)}
+
+
+@pytest.mark.parametrize("layer", NORMS.values(), ids=NORMS)
+def test_a_norm_of_an_argument_trains_on_tiles(layer):
+    model = Squares(nn.Sequential(layer, nn.Tanh())).double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    step = training_model(model, optimizer=optim.SGD(model.parameters(), lr=0.1)).compile(x)
+    exact = TileExact(step, SMALL)
+    torch.testing.assert_close(exact(x), step(x), rtol=1e-9, atol=1e-9)
+    assert_same_state(exact, model, rtol=1e-9, atol=1e-9)
+
+
 def test_single_precision_is_as_close_as_adding_in_another_order_allows():
     step = make_step(Energies, torch.float32)
     exact = TileExact(step, SMALL)
@@ -106,6 +119,51 @@ def test_repeats_accumulation_and_clipping_equal_the_fast_engine(options):
     for x in batches:
         torch.testing.assert_close(exact(x), step(x), rtol=1e-9, atol=1e-9)
     assert_same_state(exact, model, rtol=1e-9, atol=1e-9)
+
+
+VIEWS = {
+    "conjugates": lambda x: x.conj() * 2,
+    "a conjugated product": lambda x: x @ x.mH,
+    "changed in place": lambda x: x.clone().conj().add_(1j),
+    "negatives": lambda x: x.conj().imag + 1,
+    "an inverse transform": lambda x: torch.fft.ifft(x.abs()),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_view_of_conjugates_or_negatives_is_refused(view):
+    x = torch.randn(4, 4, dtype=torch.complex64)
+    step = compile(view, [x])
+    torch.testing.assert_close(step(x), view(x))
+    with pytest.raises(ValueError, match=r"conj_physical\(\)"):
+        TileExact(step, SMALL)(x)
+
+
+DRAWS = {
+    "dropout": lambda x, w: torch.dropout(x * w, 0.5, True),
+    "like a transposed tensor": lambda x, w: torch.rand_like(w.t()) + x.t(),
+    "in place": lambda x, w: (x * w).exponential_(),
+    "in place on a view": lambda x, w: (x * w).t()[1:].normal_(),
+    "probabilities": lambda x, w: torch.bernoulli((x * w).sigmoid()),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_random_numbers_are_drawn_in_the_order_of_memory(draw):
+    x, w = torch.randn(6, 4).t(), torch.randn(4, 6)
+    step = compile(draw, [x, w])
+    torch.manual_seed(3)
+    exact = TileExact(step, SMALL)(x, w)
+    torch.manual_seed(3)
+    expected = draw(x, w)
+    torch.manual_seed(3)
+    torch.testing.assert_close([exact, step(x, w)], [expected] * 2)
+
+
+def test_a_change_of_an_expanded_argument_is_refused():
+    step = compile(lambda x: x.add_(1) + 0, [torch.zeros(3, 2)])
+    with pytest.raises(ValueError, match="share their place in memory"):
+        TileExact(step, SMALL)(torch.zeros(1, 2).expand(3, 2))
 
 
 def test_the_program_reads_like_the_machine_runs_it():

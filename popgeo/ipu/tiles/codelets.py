@@ -29,7 +29,8 @@ def run_vertex(
 def _filled(argument: Any, reads: Sequence[Tensor]) -> Any:
     """Return an argument with the tensors and numbers of a vertex in place of `Operand` and `Scalar`."""
     if isinstance(argument, Operand):
-        return reads[argument.position]
+        tensor = reads[argument.position]
+        return tensor if argument.order is None else tensor.permute(argument.order)
     if isinstance(argument, Scalar):
         return reads[argument.position].item()
     if isinstance(argument, list | tuple):
@@ -48,14 +49,21 @@ def _assemble(
 
 
 def _weighted_sum(x: Tensor, y: Tensor, beta: float, alpha: float) -> Tensor:
-    """Return beta * x + alpha * y."""
+    """Return beta * x + alpha * y, with both factors in the type of whole numbers and truth values."""
+    if not (y.is_floating_point() or y.is_complex()):
+        kind = bool if y.dtype is torch.bool else int
+        beta, alpha = kind(beta), kind(alpha)
     return (x if beta == 1 else beta * x) + (y if alpha == 1 else alpha * y)
+
+
+_LOGIC = {"any": "amax", "all": "amin"}  # of zeros and ones
 
 
 def _reduce(x: Tensor, places: np.ndarray, count: int, how: str, dtype: torch.dtype, scale: float | None) -> Tensor:
     """Combine the elements with the same place."""
     working = torch.uint8 if dtype is torch.bool else torch.float32 if dtype is torch.float16 else dtype
-    x = (x != 0).to(working) if dtype is torch.bool else x.to(working)
+    x = (x != 0 if dtype is torch.bool or how in _LOGIC else x).to(working)
+    how = _LOGIC.get(how, how)
     where = torch.from_numpy(places)
     if how == "sum":
         out = torch.zeros(count, dtype=working).index_add_(0, where, x)

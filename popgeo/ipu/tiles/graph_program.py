@@ -18,12 +18,17 @@ def declare(builder: Builder, graph: OpGraph, mappings: Mapping[int, TileMapping
     """Declare a variable for each mapped storage, and return the places of these storages.
 
     Raises:
-        ValueError: a storage is viewed as two types.
+        ValueError: a storage is viewed as two types, or as its conjugates or negatives.
     """
     dtypes: dict[int, torch.dtype] = {}
     for value in graph.values:
         if (held := dtypes.setdefault(value.storage, value.dtype)) is not value.dtype:
             raise ValueError(f"A tensor of {held} is viewed as {value.dtype}; convert it with .to() instead.")
+        if any(value.marks):
+            raise ValueError(
+                "A complex tensor is viewed as its conjugates, as by conj() and by the derivative of a product. Tiles "
+                "have no such views: call conj_physical(), and train with real and imaginary parts as separate tensors."
+            )
     lasting = graph.state_storages()
     for storage, mapping in mappings.items():
         builder.declare(f"{prefix}{storage}", dtypes[storage], mapping, lasting=storage in lasting)

@@ -43,9 +43,15 @@ class Region:
 
 @dataclass(frozen=True)
 class Operand:
-    """A position in the arguments of a vertex that takes the tensor of one of its `reads`."""
+    """A position in the arguments of a vertex that takes the tensor of one of its `reads`.
+
+    Attributes:
+        position: Number of the tensor among the reads.
+        order: The tensor's dimension for each dimension of the argument. Default: the same dimensions.
+    """
 
     position: int
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ def run(graph: OpGraph, program: Program, *inputs: Tensor) -> list[Tensor]:
 
 
 X, Y = torch.randn(11, 9, dtype=torch.float64), torch.randn(9, 7, dtype=torch.float64)
+BYTES = torch.randint(0, 200, (11, 9), dtype=torch.uint8)
 INDEX, INTO = torch.randint(0, 11, (23,)), torch.randint(0, 13, (23,))
 W = torch.randn(23, 9, dtype=torch.float64)
 ROWS = {
@@ -137,6 +138,7 @@ OTHERS = {
     "norms": lambda x, y: torch.stack([x.std(1), x.var(1), x.norm(dim=1), x.logsumexp(1)]),
     "order": lambda x, y: (x.sort(0).values, x.topk(3, 1).indices, x.argmax(), x.max(1).indices, x.cumsum(0)),
     "reductions": lambda x, y: (x.mean(0), x.amax(), x.prod(1), (x > 0).any(0), (x > 9).all(), x.sum((0, 1))),
+    "bytes": lambda x, y: (BYTES.all(0), BYTES.any(), BYTES.amax(1), BYTES.sum(0), BYTES.prod(0)),
     "moves": lambda x, y: (
         torch.cat([x, x.flip(0)]),
         x.repeat(2, 1),
@@ -157,6 +159,28 @@ OTHERS = {
         torch.cat([x[:0], x]),
         x[:0].exp(),
         x[INDEX[:0]],
+    ),
+    "nothing to reduce": lambda x, y: (
+        x[:0].mean(0).isnan(),
+        (x[:0] > 0).any(0),
+        x[:, :0].all(1),
+        x[:0].prod(0),
+        x[:, :0].norm(dim=1),
+        nn.functional.layer_norm(x[:0], (9,)),
+        x.gather(0, INDEX[:0].reshape(3, 0)),
+        x.index_add(0, INDEX[:0], x[:0]),
+    ),
+    "rows of a scalar": lambda x, y: (
+        x[0, 0].index_select(0, INDEX[:1] * 0),
+        x[0, 0].gather(0, INDEX[:1] * 0),
+        x[0, 0].index_add(0, INDEX[:1] * 0, x[0, 1]),
+        x[0, 0].scatter_add(0, INDEX[0] * 0, x[0, 1]),
+    ),
+    "whole numbers": lambda x, y: torch.baddbmm(
+        INDEX[:4].reshape(1, 4, 1), INDEX[:8].reshape(1, 4, 2), INDEX[:6].reshape(1, 2, 3), beta=2.0, alpha=3.0
+    ),
+    "truth values": lambda x, y: tuple(
+        (x > 0).index_add(0, INDEX[:4] % 11, x[:4] > 0, alpha=alpha) for alpha in (True, False)
     ),
     "strides": lambda x, y: ((x.t() * x[:, 0])[1:].t()[::2] + x[0, 1:], x.expand(3, 11, 9).transpose(0, 2) - x[0, 0]),
     "changed in place": lambda x, y: x.clone().t().mul_(x.t()).add_(1).t()[2:].clamp_(max=1.5),

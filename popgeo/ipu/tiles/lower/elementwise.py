@@ -33,14 +33,24 @@ def _lower(scope: Scope, op: Op) -> None:
     scope.compute(scope.label, op.target, out, work, keywords)
 
 
-def operands(scope: Scope, op: Op) -> tuple[list[Region], tuple[Any, ...], dict[str, Any]]:
-    """Return the regions that an operation reads, and its arguments with an `Operand` or `Scalar` for each region."""
+def operands(
+    scope: Scope, op: Op, in_memory_order: bool = False
+) -> tuple[list[Region], tuple[Any, ...], dict[str, Any]]:
+    """Return the regions that an operation reads, and its arguments with an `Operand` or `Scalar` for each region.
+
+    Args:
+        scope: The scope of the operation.
+        op: The operation.
+        in_memory_order: Whether a vertex gets each tensor with its dimensions in the order of the engine's memory.
+    """
     reads: list[Region] = []
 
     def place(v: int) -> Operand:
         """Add the region of a tensor and return its operand."""
-        reads.append(scope.region(v))
-        return Operand(len(reads) - 1)
+        region, strides = scope.region(v), scope.graph.values[v].stride
+        order = sorted(range(len(strides)), key=lambda d: -strides[d]) if in_memory_order else range(len(strides))
+        reads.append(Region(variable=region.variable, elements=region.elements.transpose(order)))
+        return Operand(len(reads) - 1, tuple(np.argsort(order).tolist()) if in_memory_order else None)
 
     def number(argument: Any) -> Any:
         """Return an argument; a number of the host is read as a `Scalar`."""

@@ -1,13 +1,15 @@
 """Chooses the lowering of an operation: a division from the table of operations, or one tile for all."""
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 
-from popgeo.capture.op_graph import Op, overload
+from popgeo.capture.op_graph import Op, append_parts, overload
 from popgeo.capture.operations import OPERATIONS, UNKNOWN, Division, Operation, operation_of
+from popgeo.capture.passes import is_random
 from popgeo.ipu.tiles.lower import elementwise, movement, sorting
 from popgeo.ipu.tiles.lower.builder import Lowering, Scope
 from popgeo.ipu.tiles.lower.elementwise import operands
@@ -45,6 +47,9 @@ FALLBACKS = frozenset(row.name for row in OPERATIONS.values() if row.divisions =
 
 def lower(scope: Scope, op: Op) -> bool:
     """Add the steps of an operation; return False if no lowering divides it, so that it runs on one tile."""
+    made = [scope.graph.values[v] for v in (*op.makes(), *op.writes)]
+    if made and not any(value.nbytes for value in made):
+        return True
     known = lowering_of(scope, op)
     (known or _on_one_tile)(scope, op)
     return known is not None
@@ -55,7 +60,11 @@ def lowering_of(scope: Scope, op: Op) -> Lowering | None:
     operation = operation_of(op.target)
     if operation.family == UNKNOWN and not operation.divisions:
         return _as_torch_describes(scope, op)
-    found = (_DIVISIONS[division](scope, op) for division in operation.divisions)
+    shapes = [scope.graph.values[v].shape for v in op.reads()]
+    # Without rows there is nothing to divide: an operand is empty, or rows of a scalar are indexed.
+    has_rows = all(map(math.prod, shapes)) and not (operation.family in ("gather", "scatter") and shapes[0] == ())
+    divisions = (one for one in operation.divisions if has_rows or one in (Division.ELEMENT, Division.PATTERN))
+    found = (_DIVISIONS[division](scope, op) for division in divisions)
     return next((lowering for lowering in found if lowering is not None), None)
 
 
@@ -73,9 +82,12 @@ def _as_torch_describes(scope: Scope, op: Op) -> Lowering | None:
 def _on_one_tile(scope: Scope, op: Op) -> None:
     """Run an operation on one tile: all operands go there, and its results go to their places."""
     builder = scope.builder
-    reads, arguments, keywords = operands(scope, op)
+    # Random numbers are drawn in the order of memory.
+    reads, arguments, keywords = operands(scope, op, in_memory_order=is_random(op))
+    given: list[Operand] = []
+    append_parts(Operand, (*arguments, *keywords.values()), given)
     fresh = [v for v in op.outputs if v is not None and v not in op.reads()]
-    changed = [Operand(op.reads().index(v)) for v in dict.fromkeys(op.writes)]
+    changed = [given[op.reads().index(v)] for v in dict.fromkeys(op.writes)]
     places = [scope.region(v) for v in (*fresh, *dict.fromkeys(op.writes))]
     here = [builder.partial(scope.label, builder.dtype(r), np.full(r.elements.shape, TILE, np.int32)) for r in places]
     kept = tuple(v is not None and v not in op.reads() for v in op.outputs)

@@ -16,7 +16,7 @@ MANY_PARTIALS = 16  # least partial results per element for which a stage of gro
 PARTIALS_SPREAD_OVER = 32  # least results on each tile for which all tiles work without groups
 _HOW = {
     "aten.sum": "sum", "aten.mean": "sum", "aten.prod": "prod", "aten.amax": "amax", "aten.amin": "amin",
-    "aten.any": "amax", "aten.all": "amin", "aten.max": "amax", "aten.min": "amin",
+    "aten.any": "any", "aten.all": "all", "aten.max": "amax", "aten.min": "amin",
 }  # fmt: skip
 _KINDS = ("dim_IntList", "dim", "dim_int", "dims")
 
@@ -50,7 +50,7 @@ def combine(
         out: Region to write.
         source: Region to reduce.
         places: Position in `out`, in row-major order, of each element of `source`. [source shape]
-        how: `sum`, `prod`, `amax` or `amin`.
+        how: `sum`, `prod`, `amax`, `amin`, `any` or `all`.
         scale: Factor of the results. Default: none.
     """
     builder = scope.builder
