@@ -30,13 +30,13 @@ PLACES = {
 # language, so only checks, plans and derivatives are shared with the processor's kernels; steps of several processes;
 # and batches that are put together in page-locked memory.
 # The potentials have 40 lines to make a batch without data, so that the memory of their steps is known before data are.
-# The core has 250 lines so that nothing old is used silently: kept steps depend on all values that a model reads, and
-# loaders of a large graph notice values that were replaced, and those that feed a device check the graphs of each batch.
+# The core has 250 lines so that nothing old is used silently: kept steps depend on all values that a model reads,
+# loaders of a large graph notice values that were replaced, and loaders that feed a device check the graphs of a batch.
 # The core has 1,300 more lines for PyG's extensions and their searches among points, which replace 200 lines of compat.
 # The core has 90 lines for faults that random programs showed: transposed arguments, the order of draws on tiles,
 # tensors without elements there, and errors in place of silent differences.
 BUDGETS = {
-    "core": 43_200,
+    "core": 43_450,
     "compat": 3_270,
     "systems": 2_190,
     "models": 1_570,
@@ -44,7 +44,7 @@ BUDGETS = {
     "kit": 2_080,
     "train": 870,
 }
-ALL = 56_600
+ALL = 56_900
 REMEDY = "A new mechanism names the one it replaces: take that out, or raise the budget here and say why."
 LONGEST_FILE, SHORTEST_FILE_OF_ONE_USER = 350, 40
 # An operation's cost and its lowering are found by one name.
