@@ -194,6 +194,8 @@ class Recorder(TorchDispatchMode):
                 result = tuple(one if needed else None for one, needed in zip(result, wanted, strict=True))
             if func._schema.name in _TYPE_OF_FIRST and isinstance(args[0], Tensor):
                 result = result.to(args[0].dtype)
+            if func._schema.name == "aten::addr":  # its kernel counts the type of a number as that of a matrix
+                result = result.to(torch.promote_types(args[0].dtype, result.dtype))
             return self.slots.follow(func, args, kwargs, result)
         # Torch's table lacks these operations.
         except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):

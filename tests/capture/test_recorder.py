@@ -255,6 +255,7 @@ MIXED = {
     "smooth_l1_loss": functional.smooth_l1_loss,
     "normal": lambda x, y: torch.normal(x, y.abs()),
     "addr": lambda x, y: torch.addr(x[:, None], y, y),
+    "addr of a number": lambda x, y: torch.addr(x[0], y, y),
     "addcmul": lambda x, y: torch.addcmul(x, y, y),
     "copysign": torch.copysign,
     "in place": lambda x, y: x.clone().atan2_(y),
