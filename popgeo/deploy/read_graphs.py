@@ -19,7 +19,6 @@ from popgeo.data.flat_store import FlatStore, why_not_flat
 from popgeo.data.sort_edges import sort_edges
 from popgeo.deploy.fixed_program import FixedProgram, input_name
 from popgeo.loader.source import FlatSource
-from popgeo.nn.neighbor_rule import NeighborRule
 
 Kinds = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and type of each tensor of a batch."""
@@ -104,6 +103,8 @@ class GraphReader:
         how: dict[str, Any] = {"levels": self.layout.levels, "progress_bar": False, "validate": True}
         store = FlatStore.from_dataset(graphs, exclude_keys=left_out, **how)
         if self.cutoff is not None and (listed := _values(store, "cutoff")) is not None:
+            from popgeo.nn.neighbor_rule import NeighborRule  # imports PyG
+
             NeighborRule(cutoff=self.cutoff).require_all_pairs(listed, listed)
         return sort_edges(store) if self.layout.sort_edges else store
 
