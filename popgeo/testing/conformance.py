@@ -225,10 +225,10 @@ def ends_attempt(error: BaseException) -> bool:
 
 
 def known_claims(kind: SubjectKind) -> dict[str, Claim]:
-    """Return all claims of a kind, by name."""
-    for family in FAMILIES:
-        importlib.import_module(f"popgeo.testing.{family}_claims")
-    return {name: claim for (of, name), claim in CLAIMS.items() if of is kind}
+    """Return all claims of a kind, by name, in the order of their families, whichever was imported first."""
+    modules = [importlib.import_module(f"popgeo.testing.{family}_claims").__name__ for family in FAMILIES]
+    known = [(name, claim) for (of, name), claim in CLAIMS.items() if of is kind]
+    return dict(sorted(known, key=lambda one: modules.index(one[1].check.__module__)))
 
 
 def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]], shrink_seconds: float) -> Finding:

@@ -91,6 +91,13 @@ def test_a_model_without_parameters_or_in_float16_is_tried_as_far_as_it_can_be()
     assert "no parameter is trained" in report.finding("gradients").words
 
 
+def test_claims_have_one_order_whatever_was_imported_first():
+    code = "from popgeo.testing.conformance import known_claims, SubjectKind; print([*known_claims(SubjectKind.MODEL)])"
+    late = "import popgeo.testing.compile_claims, popgeo.testing.physics_claims; "
+    runs = [subprocess.check_output([sys.executable, "-c", first + code]) for first in ("", late)]
+    assert runs[0] == runs[1]
+
+
 def test_what_the_kit_cannot_guess_is_asked_for():
     class Odd(nn.Module):
         def forward(self, x: Tensor, temperature: Tensor) -> Tensor:
