@@ -54,11 +54,18 @@ class ParallelAttention(nn.Module):
         """Return a sharded attention layer with copies of the weights of four linear layers.
 
         Raises:
-            ValueError: only some of query, key and value have a bias.
+            ValueError: a layer has another width, or only some of query, key and value have a bias, or train theirs.
         """
-        made = cls(out.in_features, num_heads, num_shards, causal=causal, device="meta")
-        if len({linear.bias is None for linear in (query, key, value)}) > 1:
-            raise ValueError("Only some of query, key and value have a bias; give each of them one, or none.")
+        width = out.in_features
+        made = cls(width, num_heads, num_shards, causal=causal, device="meta")
+        wide = (*query.weight.shape, *key.weight.shape, *value.weight.shape, *out.weight.shape)
+        if {*wide} != {width}:
+            raise ValueError(
+                f"query, key, value and out have sizes {wide}; they must be {width}, the width of out's input."
+            )
+        for name in ("weight", "bias"):
+            if len({getattr(getattr(linear, name), "requires_grad", None) for linear in (query, key, value)}) > 1:
+                raise ValueError(f"Only some of query, key and value have a {name}, or train it. Make all three alike.")
         parts = [ColumnParallelLinear.from_linear(linear, num_shards) for linear in (query, key, value)]
         merged = ColumnParallelLinear.from_linear(query, num_shards)
         merged.out_features = 3 * query.out_features
