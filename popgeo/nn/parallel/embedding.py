@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter, refuse_hooks
+from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter, refuse_hooks, require_all_shards
 from popgeo.ops.refusals import check_choice
 from popgeo.ops.shard_exchange import all_gather, all_reduce, part_of
 
@@ -74,8 +74,8 @@ class ParallelEmbedding(ShardedModule):
 
     def to_plain(self) -> nn.Embedding:
         """Return the plain embedding with the same weights."""
-        self.require_all_shards()
         refuse_hooks(self)
+        require_all_shards(self)
         dim = 0 if self.cut is Cut.VOCABULARY else 1
         weight = self.weight.movedim(0, dim).flatten(dim, dim + 1)
         embedding = nn.Embedding(self.num_embeddings, self.embedding_dim, device="meta")

@@ -8,6 +8,7 @@ from typing_extensions import Unpack
 
 from popgeo.nn.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from popgeo.nn.parallel.sharded_module import LinearChoices, as_parameter
+from popgeo.ops.refusals import check_shapes
 from popgeo.ops.shard_exchange import part_of
 
 
@@ -58,11 +59,8 @@ class ParallelAttention(nn.Module):
         """
         width = out.in_features
         made = cls(width, num_heads, num_shards, causal=causal, device="meta")
-        wide = (*query.weight.shape, *key.weight.shape, *value.weight.shape, *out.weight.shape)
-        if {*wide} != {width}:
-            raise ValueError(
-                f"query, key, value and out have sizes {wide}; they must be {width}, the width of out's input."
-            )
+        square = {"query": query, "key": key, "value": value, "out": out}
+        check_shapes("All keep the width.", **{name: (part.weight, (width, width)) for name, part in square.items()})
         for name in ("weight", "bias"):
             if len({getattr(getattr(linear, name), "requires_grad", None) for linear in (query, key, value)}) > 1:
                 raise ValueError(f"Only some of query, key and value have a {name}, or train it. Make all three alike.")

@@ -8,16 +8,17 @@ from popgeo.did_you_mean import meant
 from popgeo.nn.parallel.embedding import ParallelEmbedding
 from popgeo.nn.parallel.linear import ColumnParallelLinear, ParallelLinear2D, RowParallelLinear
 from popgeo.nn.parallel.parallel_attention import ParallelAttention
-from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter
-from popgeo.ops.refusals import check_choice, check_least
+from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter, require_all_shards
+from popgeo.ops.refusals import check_choice
 
 
 def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: int) -> nn.Module:
     """Shard linear layers and embeddings of a model, in place.
 
     Only elementwise layers, such as an activation or dropout, are allowed between a `column` and the next `row`. For
-    attention use `ParallelAttention.from_linears`. Layers with the same weight still share it. The sharded layers have
-    new parameters, so make the optimizer afterwards.
+    attention use `ParallelAttention.from_linears`. Layers with the same weight still share it, if they are cut alike:
+    `vocabulary` with `gathered column`, or `width` with `row`. The sharded layers have new parameters, so make the
+    optimizer afterwards.
 
     Args:
         model: The model to change. Other layers stay unchanged, and every shard has all of them.
@@ -88,25 +89,23 @@ def keep_shards(model: nn.Module, rank: int, world_size: int) -> nn.Module:
         ValueError: the processes cannot share the shards evenly, `rank` is not below `world_size`, a layer is sharded
             as a grid, or some of its shards are already dropped.
     """
-    check_least(1, world_size=world_size)
     if not 0 <= rank < world_size:
-        raise ValueError(f"rank is {rank}; it must be from 0 to {world_size - 1}, because world_size is {world_size}.")
+        raise ValueError(f"rank is {rank} and world_size {world_size}; ranks count from 0 to world_size - 1.")
     layers = [module for module in model.modules() if isinstance(module, ShardedModule)]
     for layer in layers:
         if isinstance(layer, ParallelLinear2D):
             raise ValueError(f"{layer} lies in a grid, and only some processes take part in its sums. Use one process.")
         if layer.num_shards % world_size:
             raise ValueError(f"{layer} has {layer.num_shards} shards, which {world_size} processes cannot share evenly")
-        layer.require_all_shards()
+        require_all_shards(layer)
     kept: dict[nn.Parameter, nn.Parameter] = {}  # layers with the same weight still share it
     for layer in layers:
         count = layer.num_shards // world_size
         layer.first_shard = rank * count
         for name in layer.local_parts(count):
             whole = getattr(layer, name)
-            if whole not in kept:
-                kept[whole] = as_parameter(whole[rank * count : (rank + 1) * count], whole)
-            setattr(layer, name, kept[whole])
+            part = as_parameter(whole[rank * count : (rank + 1) * count], whole)
+            setattr(layer, name, kept.setdefault(whole, part))
     return model
 
 
@@ -130,21 +129,15 @@ def _replace(model: nn.Module, made: Mapping[nn.Module, nn.Module]) -> nn.Module
     if model in made:
         raise ValueError("The model is a single layer; put it into an nn.Sequential, or call its from_linear.")
     new = {old: getattr(made[layer], key) for layer in made for key, old in layer.named_parameters(recurse=False)}
-    uses = [
-        (name, made.get(module, module), key, old)
-        for name, module in model.named_modules()
-        for key, old in module._parameters.items()
-        if old in new
-    ]
-    for _, module, key, old in uses:
-        if getattr(module, key).shape != new[old].shape:
-            sharing = " and ".join(f"{name}.{own}".lstrip(".") for name, _, own, weight in uses if weight is old)
+    named = [(f"{name}.{key}", m, key) for name, m in model.named_modules() for key in m._parameters]
+    uses = [(name, made.get(m, m), key, new[m._parameters[key]]) for name, m, key in named if m._parameters[key] in new]
+    for name, module, key, weight in uses:
+        if getattr(module, key).shape != weight.shape:
             raise ValueError(
-                f"{sharing} are one weight, which would not be cut in the same way in all of them. Cut all of them "
-                "('vocabulary' with 'gathered column', 'width' with 'row'), or none."
+                f"{name.lstrip('.')} is also the weight of a layer with a different cut. Cut both alike, or none."
             )
-    for _, module, key, old in uses:
-        setattr(module, key, new[old])
+    for _, module, key, weight in uses:
+        setattr(module, key, weight)
     for module in list(model.modules()):
         for key, layer in module._modules.items():
             if layer in made:

@@ -12,8 +12,6 @@ from typing_extensions import Unpack
 from popgeo.ops.refusals import check_shapes
 from popgeo.ops.shard_exchange import part_of
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 class Cut(Enum):
     """The ways to cut a layer into shards.
@@ -87,14 +85,6 @@ class ShardedModule(nn.Module):
             ValueError: this process holds only some of the shards, or the layer has hooks.
         """
 
-    def require_all_shards(self) -> None:
-        """Raise a ValueError if this process holds only some of the layer's shards."""
-        if self.num_local != self.num_shards:
-            raise ValueError(
-                f"{self} holds {self.num_local} of its {self.num_shards} shards. Use a model with all of them: "
-                "keep_shards drops the shards of other processes."
-            )
-
 
 class ShardedLinear(ShardedModule):
     """A linear layer in a grid of shards: its outputs are cut over the rows of the grid, its inputs over the columns.
@@ -160,8 +150,8 @@ class ShardedLinear(ShardedModule):
 
     def to_plain(self) -> nn.Linear:
         """Return the plain layer with the same weights."""
-        self.require_all_shards()
         refuse_hooks(self)
+        require_all_shards(self)
         cut = self.weight.reshape(*self.grid, *self.weight.shape[-2:])
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         linear.weight = as_parameter(cut.movedim(1, 2).flatten(2).flatten(0, 1), self.weight)
@@ -186,14 +176,19 @@ def as_parameter(cut: Tensor, like: Tensor) -> nn.Parameter:
     return nn.Parameter(cut.detach().contiguous().clone(), requires_grad=like.requires_grad)
 
 
+def require_all_shards(layer: ShardedModule) -> None:
+    """Raise a ValueError if this process holds only some of a layer's shards."""
+    if layer.num_local != layer.num_shards:
+        held = f"{layer} holds {layer.num_local} of its {layer.num_shards} shards"
+        raise ValueError(f"{held}. Use a model with all of them: keep_shards drops the shards of other processes.")
+
+
 def refuse_hooks(layer: nn.Module) -> None:
     """Raise a ValueError if a layer computes with more than its weights, which a copy of its weights would lose."""
     computed = any(getattr(layer, name, None) is not layer._parameters.get(name) for name in ("weight", "bias"))
-    if computed or any(hooks for name, hooks in vars(layer).items() if name in _HOOKS):
-        raise ValueError(
-            f"{layer} has hooks or computed weights (weight_norm, BeginBlock), which a copy would lose. Remove them "
-            "before layers are cut or joined, and add them to the new layers."
-        )
+    if computed or any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks")):
+        why = "which a copy of its weights would lose. Remove them first, and add them to the new layer"
+        raise ValueError(f"{layer} has hooks or computed weights, {why}.")
 
 
 def products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -70,7 +70,7 @@ def test_shared_weights_and_layers_stay_shared_and_train_as_before(cuts: dict[st
 def test_a_shared_weight_that_would_differ_is_refused_and_the_model_unchanged(cuts: dict[str, str]):
     model = TiedModel()
     before = dict(model.named_parameters())
-    with pytest.raises(ValueError, match=r"are one weight, which would not be cut in the same way"):
+    with pytest.raises(ValueError, match="is also the weight of a layer with a different cut"):
         shard_linears(model, cuts, 2)  # TIED cuts the head's bias, which is also the model's
     assert dict(model.named_parameters()) == before
     assert type(model.twice) is nn.Linear
@@ -88,6 +88,7 @@ LOST: dict[str, Callable[[nn.Module], object]] = {
     "hook": lambda layer: layer.register_forward_hook(lambda module, given, made: made * 2),
     "hook before": lambda layer: layer.register_forward_pre_hook(lambda module, given: given),
     "hook behind": lambda layer: layer.register_full_backward_hook(lambda module, given, made: None),
+    "hook of states": lambda layer: layer.register_state_dict_pre_hook(lambda module, prefix, keep: None),
     "parametrization": lambda layer: parametrizations.weight_norm(layer),
     "pruning": lambda layer: prune.identity(layer, "weight"),
 }
@@ -120,9 +121,9 @@ def test_a_part_of_the_shards_is_neither_joined_nor_divided_again():
         parted()[2].to_plain()
 
 
-@pytest.mark.parametrize(("rank", "size", "problem"), [(2, 2, "from 0 to 1"), (-1, 2, "from 0"), (0, 0, "at least 1")])
-def test_a_process_number_outside_of_the_processes_is_refused(rank: int, size: int, problem: str):
-    with pytest.raises(ValueError, match=problem):
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_process_number_outside_of_the_processes_is_refused(rank: int, size: int):
+    with pytest.raises(ValueError, match=f"rank is {rank} and world_size {size}; ranks count from 0"):
         keep_shards(nn.Sequential(ColumnParallelLinear(4, 8, 4)), rank, size)
 
 
@@ -145,5 +146,5 @@ def test_attention_of_other_widths_or_partly_frozen_layers_is_refused():
     for frozen in ("weight", "bias"):
         with pytest.raises(ValueError, match=f"Only some of query, key and value have a {frozen}, or train it"):
             ParallelAttention.from_linears(*linears(frozen), num_heads=2, num_shards=2)
-    with pytest.raises(ValueError, match="they must be 8, the width of out's input"):
+    with pytest.raises(ValueError, match=r"key has shape \(4, 8\); it must be \(8, 8\)\. All keep the width"):
         ParallelAttention.from_linears(*linears(wide=4), num_heads=2, num_shards=2)
