@@ -140,6 +140,6 @@ def _replace(model: nn.Module, made: Mapping[nn.Module, nn.Module]) -> nn.Module
         setattr(module, key, weight)
     for module in list(model.modules()):
         for key, layer in module._modules.items():
-            if layer in made:
+            if layer is not None and layer in made:
                 setattr(module, key, made[layer])
     return model
