@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 from typing_extensions import Unpack
 
 from popgeo.data.cut import BatchMemory
@@ -14,6 +15,7 @@ from popgeo.loader.epoch_loader import EpochLoader, loader_class
 from popgeo.loader.sampler import OrderPacker
 from popgeo.loader.shard import shard_of_this_process
 from popgeo.loader.source import BatchSource
+from popgeo.loader.tensor_versions import GraphVersions
 from popgeo.packing import Packs
 from popgeo.random_numbers import generator_of
 from popgeo.sampling import EntityShards
@@ -138,7 +140,8 @@ class TripleLoader(EpochLoader):
             the processes that share each batch: process 0 has the first shards. `batch_sampler` is refused.
 
     Raises:
-        ValueError: a number is not positive, the triples do not fit, or the processes cannot share the shards.
+        ValueError: a number is not positive, the triples do not fit, or the processes cannot share the shards; or, at
+            the next epoch, triples or shards were edited in place.
 
     Example:
         >>> triples = torch.tensor([[0, 0, 1], [1, 0, 2], [2, 1, 3]])
@@ -182,7 +185,9 @@ class TripleLoader(EpochLoader):
         source = TripleSource(
             triples=triples, pair=pair, shards=shards, slots=slots, num_negatives=num_negatives, local=self.local
         )
-        packer = OrderPacker(num_items=len(triples), together=source.together)
+        read = Data(triples=triples, shard=shards.shard, row=shards.row, entity=shards.entity)
+        seen = GraphVersions(read, list(read.keys()), list(read.keys()))
+        packer = OrderPacker(num_items=len(triples), together=source.together, seen=seen)
         # Processes share each batch, so all of them go through the batches of one shard.
         choices, batch_size = replace(choices, rank=0, world_size=1), shards.num_shards**2 * slots
         super().__init__(triples, source, packer, choices, batch_size, kwargs)

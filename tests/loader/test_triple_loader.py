@@ -72,3 +72,16 @@ def test_what_cannot_be_shared_or_is_empty_is_refused():
         TripleLoader(make_triples(), SHARDS, slots=0)
     with pytest.raises(ValueError, match="There are no triples"):
         TripleLoader(make_triples(0), SHARDS, slots=1)
+
+
+@pytest.mark.parametrize("part", ["triples", "shards"])
+def test_edits_of_triples_and_shards_end_the_next_epoch_instead_of_mixing_rows(part: str):
+    triples, shards = make_triples(), EntityShards.deal(NUM_ENTITIES, NUM_SHARDS, seed=2)
+    loader = TripleLoader(triples, shards, slots=4, num_negatives=3, seed=0)
+    assert len(list(loader)) == len(list(loader)) == len(loader)
+    if part == "triples":
+        triples[:, 2] = (triples[:, 2] + 1) % NUM_ENTITIES
+    else:
+        shards.row.copy_(shards.row.flip(0))
+    with pytest.raises(ValueError, match=r"was replaced or edited.*Make the loader after the change"):
+        next(iter(loader))

@@ -213,7 +213,8 @@ class DataLoader(torch.utils.data.DataLoader):
         is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)
         if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
             check(not is_iterable, "auto_distributed_partitioning not supported for IterableDataset")
-            check(batch_sampler is None, "auto_distributed_partitioning not supported with a batch_sampler")
+            for name, chooses in {"sampler": kwargs.get("sampler"), "batch_sampler": batch_sampler}.items():
+                check(chooses is None, said("DataLoader 3", name=name))
             check(self._combined is not None, "batch_size=None not allowed when using auto_distributed_partitioning.")
             check(not shuffle or options.exists("random_seed"), said("DataLoader"))
             dataset = DatasetBlock(dataset, options, self._combined or 1, drop_last)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter
+from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter, refuse_hooks, require_all_shards
 from popgeo.ops.refusals import check_choice
 from popgeo.ops.shard_exchange import all_gather, all_reduce, part_of
 
@@ -56,8 +56,10 @@ class ParallelEmbedding(ShardedModule):
         """Return a sharded embedding with copies of the weights.
 
         Raises:
-            ValueError: the embedding has a `padding_idx`, a `max_norm` or `scale_grad_by_freq`.
+            ValueError: the embedding has a `padding_idx`, a `max_norm`, `scale_grad_by_freq`, hooks or computed
+                weights.
         """
+        refuse_hooks(embedding)
         if embedding.max_norm is not None or embedding.padding_idx is not None or embedding.scale_grad_by_freq:
             raise ValueError(
                 f"{embedding} has a padding_idx, a max_norm or scale_grad_by_freq, which embeddings in shards lack."
@@ -72,6 +74,8 @@ class ParallelEmbedding(ShardedModule):
 
     def to_plain(self) -> nn.Embedding:
         """Return the plain embedding with the same weights."""
+        refuse_hooks(self)
+        require_all_shards(self)
         dim = 0 if self.cut is Cut.VOCABULARY else 1
         weight = self.weight.movedim(0, dim).flatten(dim, dim + 1)
         embedding = nn.Embedding(self.num_embeddings, self.embedding_dim, device="meta")

@@ -48,7 +48,7 @@ class ColumnParallelLinear(ShardedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return outputs [num_local, ..., out_features / num_shards], or gathered outputs [..., out_features]."""
-        rows = replicate(x.reshape(-1, self.in_features), self.num_shards, num_local=self.num_local)
+        rows = replicate(self._rows(x), self.num_shards, num_local=self.num_local)
         out = products(rows, self.weight, self.bias)  # [num_local, rows, out_features / num_shards]
         out = out.reshape(self.num_local, *x.shape[:-1], -1)
         return all_gather(out, -1, self.num_shards) if self.gather_output else out
@@ -104,10 +104,10 @@ class RowParallelLinear(ShardedLinear):
         if self.input_is_cut:
             expected = self.num_local, *x.shape[1:-1], self.in_features // self.num_shards
             check_shapes("Cut the layer before by columns, or this one with input_is_cut=False.", x=(x, expected))
+            shape, rows = x.shape[1:-1], x.reshape(self.num_local, -1, x.shape[-1])
         else:
-            x = shard(x, self.num_shards, -1, num_local=self.num_local)
-        partial = products(x.reshape(self.num_local, -1, x.shape[-1]), self.weight, None)
-        out = all_reduce(partial, self.num_shards).reshape(*x.shape[1:-1], self.out_features)
+            shape, rows = x.shape[:-1], shard(self._rows(x), self.num_shards, -1, num_local=self.num_local)
+        out = all_reduce(products(rows, self.weight, None), self.num_shards).reshape(*shape, self.out_features)
         return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:
@@ -162,7 +162,7 @@ class ParallelLinear2D(ShardedLinear):
         rows, columns = self.grid
         high, wide = self.weight.shape[:2]
         stride = columns // wide  # IPUs of a row of the grid
-        mine = shard(x.reshape(-1, self.in_features), columns, -1, num_local=wide)  # [wide, n, in / columns]
+        mine = shard(self._rows(x), columns, -1, num_local=wide)  # [wide, n, in / columns]
         each = replicate(mine, rows, num_local=high, stride=stride)  # [high, wide, n, in / columns]
         partial = products(each.flatten(0, 1), self.weight.flatten(0, 1), None).unflatten(0, (high, wide))
         sums = all_reduce(partial.transpose(0, 1), columns)  # [high, n, out / rows]

@@ -8,6 +8,7 @@ from typing_extensions import Unpack
 
 from popgeo.nn.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from popgeo.nn.parallel.sharded_module import LinearChoices, as_parameter
+from popgeo.ops.refusals import check_shapes
 from popgeo.ops.shard_exchange import part_of
 
 
@@ -54,11 +55,15 @@ class ParallelAttention(nn.Module):
         """Return a sharded attention layer with copies of the weights of four linear layers.
 
         Raises:
-            ValueError: only some of query, key and value have a bias.
+            ValueError: a layer has another width, or only some of query, key and value have a bias, or train theirs.
         """
-        made = cls(out.in_features, num_heads, num_shards, causal=causal, device="meta")
-        if len({linear.bias is None for linear in (query, key, value)}) > 1:
-            raise ValueError("Only some of query, key and value have a bias; give each of them one, or none.")
+        width = out.in_features
+        made = cls(width, num_heads, num_shards, causal=causal, device="meta")
+        square = {"query": query, "key": key, "value": value, "out": out}
+        check_shapes("All keep the width.", **{name: (part.weight, (width, width)) for name, part in square.items()})
+        for name in ("weight", "bias"):
+            if len({getattr(getattr(linear, name), "requires_grad", None) for linear in (query, key, value)}) > 1:
+                raise ValueError(f"Only some of query, key and value have a {name}, or train it. Make all three alike.")
         parts = [ColumnParallelLinear.from_linear(linear, num_shards) for linear in (query, key, value)]
         merged = ColumnParallelLinear.from_linear(query, num_shards)
         merged.out_features = 3 * query.out_features

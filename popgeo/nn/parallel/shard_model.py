@@ -8,7 +8,7 @@ from popgeo.did_you_mean import meant
 from popgeo.nn.parallel.embedding import ParallelEmbedding
 from popgeo.nn.parallel.linear import ColumnParallelLinear, ParallelLinear2D, RowParallelLinear
 from popgeo.nn.parallel.parallel_attention import ParallelAttention
-from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter
+from popgeo.nn.parallel.sharded_module import Cut, ShardedModule, as_parameter, require_all_shards
 from popgeo.ops.refusals import check_choice
 
 
@@ -16,7 +16,9 @@ def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: i
     """Shard linear layers and embeddings of a model, in place.
 
     Only elementwise layers, such as an activation or dropout, are allowed between a `column` and the next `row`. For
-    attention use `ParallelAttention.from_linears`.
+    attention use `ParallelAttention.from_linears`. Layers with the same weight still share it, if they are cut alike:
+    `vocabulary` with `gathered column`, or `width` with `row`. The sharded layers have new parameters, so make the
+    optimizer afterwards.
 
     Args:
         model: The model to change. Other layers stay unchanged, and every shard has all of them.
@@ -27,25 +29,24 @@ def shard_linears(model: nn.Module, cuts: Mapping[str, Cut | str], num_shards: i
         The model.
 
     Raises:
-        ValueError: no layer has a name, or a layer cannot be cut in this way; the model is then unchanged.
+        ValueError: no layer has a name, a layer cannot be cut in this way, or layers that share a weight are cut in
+            different ways; the model is then unchanged.
 
     Example:
         >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
         >>> shard_linears(model, {"0": "vocabulary", "1": "column", "3": "row"}, num_shards=2)[3]
         RowParallelLinear(in_features=8, out_features=4, num_shards=2, input_is_cut=True)
     """
-    named = dict(model.named_modules())
-    made: dict[str, nn.Module] = {}
+    named = dict(model.named_modules(remove_duplicate=False))
+    made: dict[nn.Module, nn.Module] = {}
     for ending, how in cuts.items():
         check_choice(f"The cut of {ending}", getattr(how, "value", how), [member.value for member in Cut])
         found = [name for name in named if name == ending or name.endswith(f".{ending}")]
         if not found:
             question = meant(ending, [*named, *(name.rpartition(".")[2] for name in named)])
             raise ValueError(f"No layer's name ends in {ending!r}.{question} model.named_modules() gives all names.")
-        made |= {name: _cut(name, named[name], Cut(how), num_shards) for name in found}
-    for name, layer in made.items():
-        _replace(model, name, layer)
-    return model
+        made |= {named[name]: _cut(name, named[name], Cut(how), num_shards) for name in found}
+    return _replace(model, made)
 
 
 def join_shards(model: nn.Module) -> nn.Module:
@@ -53,6 +54,9 @@ def join_shards(model: nn.Module) -> nn.Module:
 
     Returns:
         The model. `ParallelAttention` stays sharded; its `to_linears` returns plain layers.
+
+    Raises:
+        ValueError: this process holds only some of the shards, or a layer has hooks; the model is then unchanged.
 
     Example:
         >>> model = shard_linears(nn.Sequential(nn.Linear(4, 8)), {"0": "gathered column"}, num_shards=2)
@@ -62,10 +66,12 @@ def join_shards(model: nn.Module) -> nn.Module:
         )
     """
     within = [name for name, module in model.named_modules() if isinstance(module, ParallelAttention)]
-    for name, module in list(model.named_modules()):
-        if isinstance(module, ShardedModule) and name.rpartition(".")[0] not in within:
-            _replace(model, name, module.to_plain())
-    return model
+    sharded = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, ShardedModule) and name.rpartition(".")[0] not in within
+    ]
+    return _replace(model, {module: module.to_plain() for module in sharded})
 
 
 def keep_shards(model: nn.Module, rank: int, world_size: int) -> nn.Module:
@@ -80,20 +86,26 @@ def keep_shards(model: nn.Module, rank: int, world_size: int) -> nn.Module:
         world_size: Number of processes that share the shards.
 
     Raises:
-        ValueError: the processes cannot share the shards evenly, or a layer is sharded as a grid.
+        ValueError: the processes cannot share the shards evenly, `rank` is not below `world_size`, a layer is sharded
+            as a grid, or some of its shards are already dropped.
     """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank is {rank} and world_size {world_size}; ranks count from 0 to world_size - 1.")
     layers = [module for module in model.modules() if isinstance(module, ShardedModule)]
     for layer in layers:
         if isinstance(layer, ParallelLinear2D):
             raise ValueError(f"{layer} lies in a grid, and only some processes take part in its sums. Use one process.")
         if layer.num_shards % world_size:
             raise ValueError(f"{layer} has {layer.num_shards} shards, which {world_size} processes cannot share evenly")
+        require_all_shards(layer)
+    kept: dict[nn.Parameter, nn.Parameter] = {}  # layers with the same weight still share it
     for layer in layers:
         count = layer.num_shards // world_size
         layer.first_shard = rank * count
         for name in layer.local_parts(count):
             whole = getattr(layer, name)
-            setattr(layer, name, as_parameter(whole[rank * count : (rank + 1) * count], whole))
+            part = as_parameter(whole[rank * count : (rank + 1) * count], whole)
+            setattr(layer, name, kept.setdefault(whole, part))
     return model
 
 
@@ -112,8 +124,22 @@ def _cut(name: str, layer: nn.Module, how: Cut, num_shards: int) -> ShardedModul
         raise ValueError(f"{name}: {error}") from error
 
 
-def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
-    if not name:
+def _replace(model: nn.Module, made: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Replace layers in all their places of a model. Layers with the same weight still share it."""
+    if model in made:
         raise ValueError("The model is a single layer; put it into an nn.Sequential, or call its from_linear.")
-    above, _, own = name.rpartition(".")
-    setattr(model.get_submodule(above), own, layer)
+    new = {old: getattr(made[layer], key) for layer in made for key, old in layer.named_parameters(recurse=False)}
+    named = [(f"{name}.{key}", m, key) for name, m in model.named_modules() for key in m._parameters]
+    uses = [(name, made.get(m, m), key, new[m._parameters[key]]) for name, m, key in named if m._parameters[key] in new]
+    for name, module, key, weight in uses:
+        if getattr(module, key).shape != weight.shape:
+            raise ValueError(
+                f"{name.lstrip('.')} is also the weight of a layer with a different cut. Cut both alike, or none."
+            )
+    for _, module, key, weight in uses:
+        setattr(module, key, weight)
+    for module in list(model.modules()):
+        for key, layer in module._modules.items():
+            if layer is not None and layer in made:
+                setattr(module, key, made[layer])
+    return model

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from popgeo.ops.refusals import check_shapes
 from popgeo.ops.shard_exchange import part_of
 
 
@@ -78,7 +79,11 @@ class ShardedModule(nn.Module):
 
     @abstractmethod
     def to_plain(self) -> nn.Module:
-        """Return the plain layer with the same weights."""
+        """Return the plain layer with the same weights.
+
+        Raises:
+            ValueError: this process holds only some of the shards, or the layer has hooks.
+        """
 
 
 class ShardedLinear(ShardedModule):
@@ -115,7 +120,11 @@ class ShardedLinear(ShardedModule):
             linear: The plain layer.
             shards: `num_shards`, or `grid`, of the constructor.
             **choices: Other choices of the constructor, such as `gather_output` or `input_is_cut`.
+
+        Raises:
+            ValueError: the shards cannot share a side evenly, or the layer has hooks or computed weights.
         """
+        refuse_hooks(linear)
         sharded = cls(linear.in_features, linear.out_features, shards, **choices, device="meta")
         sharded._take(linear)
         return sharded
@@ -125,6 +134,11 @@ class ShardedLinear(ShardedModule):
         cut = weight.unflatten(1, (columns, -1)).unflatten(0, (rows, -1)).movedim(2, 1)
         self.weight = as_parameter(self._laid_out(cut), weight)
         self.bias = None if bias is None else as_parameter(self._cut_bias(bias), bias)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """Return the rows of an input that is not cut: [..., in_features] -> [rows, in_features]."""
+        check_shapes("The last dimension is in_features.", x=(x, (*x.shape[:-1], self.in_features)))
+        return x.reshape(-1, self.in_features)
 
     def _laid_out(self, weight: Tensor) -> Tensor:
         """Return the layer's own layout: [rows, columns, out / rows, in / columns] -> [shards, out / rows, ...]."""
@@ -136,6 +150,8 @@ class ShardedLinear(ShardedModule):
 
     def to_plain(self) -> nn.Linear:
         """Return the plain layer with the same weights."""
+        refuse_hooks(self)
+        require_all_shards(self)
         cut = self.weight.reshape(*self.grid, *self.weight.shape[-2:])
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         linear.weight = as_parameter(cut.movedim(1, 2).flatten(2).flatten(0, 1), self.weight)
@@ -158,6 +174,21 @@ class ShardedLinear(ShardedModule):
 def as_parameter(cut: Tensor, like: Tensor) -> nn.Parameter:
     """Return a copy of a tensor as a parameter, which is trained if the original parameter is."""
     return nn.Parameter(cut.detach().contiguous().clone(), requires_grad=like.requires_grad)
+
+
+def require_all_shards(layer: ShardedModule) -> None:
+    """Raise a ValueError if this process holds only some of a layer's shards."""
+    if layer.num_local != layer.num_shards:
+        held = f"{layer} holds {layer.num_local} of its {layer.num_shards} shards"
+        raise ValueError(f"{held}. Use a model with all of them: keep_shards drops the shards of other processes.")
+
+
+def refuse_hooks(layer: nn.Module) -> None:
+    """Raise a ValueError if a layer computes with more than its weights, which a copy of its weights would lose."""
+    computed = any(getattr(layer, name, None) is not layer._parameters.get(name) for name in ("weight", "bias"))
+    if computed or any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks")):
+        why = "which a copy of its weights would lose. Remove them first, and add them to the new layer"
+        raise ValueError(f"{layer} has hooks or computed weights, {why}.")
 
 
 def products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -165,6 +165,21 @@ def test_each_process_loads_its_own_part():
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.parametrize("choice", ["sampler", "batch_sampler"])
+def test_samplers_of_whole_datasets_do_not_choose_from_a_part(choice):
+    sampler = torch.utils.data.SequentialSampler(numbers(12))
+    arguments = {choice: sampler if choice == "sampler" else [[0, 1], [2, 3]]}
+    loaded = []
+    for process in range(2):
+        options = options_of()
+        options.Distributed.configureProcessId(process, 2)
+        with pytest.raises(AssertionError, match=f"auto_distributed_partitioning not supported with a {choice}"):
+            poptorch.DataLoader(options, numbers(12), **arguments)
+        loader = poptorch.DataLoader(options, numbers(12), auto_distributed_partitioning=False, **arguments)
+        loaded.append([number for row in rows(loader) for number in row])
+    assert loaded[0] == loaded[1] == list(range(12 if choice == "sampler" else 4))
+
+
 def test_shuffled_parts_never_overlap_and_leave_nobody_out_for_long():
     def loader_of(process):
         options = poptorch.Options().randomSeed(42)
