@@ -18,7 +18,7 @@ _KNOWN: dict[Any, tuple[Any, ...] | None] = {}
 
 
 class _LayoutUnknownError(Exception):
-    """An error about an operand, such as a sparse tensor, for which layouts of results are not remembered."""
+    """An error about an operand with an unknown layout, such as a sparse tensor."""
 
 
 def run_on_stand_ins(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

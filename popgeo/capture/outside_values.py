@@ -136,7 +136,7 @@ class OutsideValues:
 
 
 def outer_variables(function: types.FunctionType) -> dict[str, Any]:
-    """Return the values of the outer functions' variables that a function uses, without those that have none yet."""
+    """Return the variables of outer functions that a function uses, by name. A variable without a value is left out."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
 

@@ -185,14 +185,14 @@ def types_around() -> tuple[torch.dtype | None, torch.dtype]:
 
 
 def _tensors_in(values: list[Any]) -> list[Tensor]:
-    """Return the tensors among some values, and in those that are lists and dictionaries."""
+    """Return all tensors in a list of values, also inside lists and dictionaries."""
     tables = [one.values() if isinstance(one, dict) else one for one in values if isinstance(one, (dict, list, set))]
     every = [*values, *(one for table in tables for one in table)]
     return [one for one in every if isinstance(one, Tensor) and not one.is_inference()]
 
 
 def _class_tables(kind: type) -> list[dict[str, Any]]:
-    """Return the attributes of a class and of its bases, without those of `nn.Module`."""
+    """Return the attributes of a class and of its bases, up to `nn.Module`."""
     # `vars` of a class is a proxy; entries are compared in the dictionary behind it.
     return [gc.get_referents(vars(one))[0] for one in kind.__mro__ if one not in nn.Module.__mro__]
 

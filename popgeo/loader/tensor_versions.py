@@ -62,7 +62,7 @@ class TensorVersions:
         return self._noted.difference(owned)
 
     def _part(self, graphs: np.ndarray) -> "_Noted":
-        """Return what was noted of some graphs."""
+        """Return the record of some graphs."""
         starts, stops = (np.searchsorted(self._owners, graphs, side).tolist() for side in ("left", "right"))
         stores = [store for start, stop in zip(starts, stops, strict=True) for store in range(start, stop)]
         values, tensors = ([slice(at[store], at[store + 1]) for store in stores] for at in self._starts)
@@ -78,7 +78,7 @@ class TensorVersions:
 
 
 class _Noted(NamedTuple):
-    """What was noted of some graphs: names in each store, and all values, tensors among them, and their versions."""
+    """A record of some graphs: the names in each store, all values, the tensors among these, and their versions."""
 
     names: list[tuple[str, ...]]
     values: list[Any]

@@ -206,7 +206,7 @@ class _Sums:
         self._count = self._count + graphs_mask.sum()
 
     def read(self) -> tuple[float, int, Tensor]:
-        """Return the last loss, or the first one that was not finite; the structures since the last call; the costs."""
+        """Return the first infinite or NaN loss, else the last loss; the number of new structures; the sum of costs."""
         loss, count, costs = float(self._loss), int(self._count), self._costs.cpu()
         self._count = torch.zeros_like(self._count)
         return loss, count, costs

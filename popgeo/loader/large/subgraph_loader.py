@@ -172,7 +172,7 @@ class SubgraphLoader(EpochLoader):
 
 
 def versions_of(data: Any, store: FlatStore, *copied: str | None) -> GraphVersions:
-    """Return the values of a large graph as they are now, for a check before each epoch.
+    """Return a record of a large graph's present values, which is compared with them before each epoch.
 
     Args:
         data: The graph. Of a pair of stores nothing is checked.
