@@ -225,10 +225,11 @@ def ends_attempt(error: BaseException) -> bool:
 
 
 def known_claims(kind: SubjectKind) -> dict[str, Claim]:
-    """Return all claims of a kind, by name, in the order of their families, whichever was imported first."""
+    """Return all claims of a kind, by name, in the order of their families, and then the user's own claims."""
     modules = [importlib.import_module(f"popgeo.testing.{family}_claims").__name__ for family in FAMILIES]
+    place = {name: number - len(modules) for number, name in enumerate(modules)}
     known = [(name, claim) for (of, name), claim in CLAIMS.items() if of is kind]
-    return dict(sorted(known, key=lambda one: modules.index(one[1].check.__module__)))
+    return dict(sorted(known, key=lambda one: place.get(one[1].check.__module__, 0)))
 
 
 def try_claim(claim: Claim, subject: Subject, ways: Sequence[Mapping[str, Any]], shrink_seconds: float) -> Finding:

@@ -28,6 +28,7 @@ from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
 from popgeo.compat.poptorch.wrapped_module import as_replicas_see, unwrap, wrap
 from popgeo.engine.compiled_step import CompiledStep
+from popgeo.engine.misuse import allow_empty_updates
 from popgeo.engine.step_recipe import Recipe
 from popgeo.replaced import replaced
 
@@ -243,6 +244,8 @@ class CompiledModule:
         except (TypeError, RuntimeError) as error:
             call_arguments.refuse_empty(given, error)
             raise
+        if optimizer is not None:  # some programs call optimizer.step(), without effect
+            allow_empty_updates(optimizer)
         return step
 
     def _compile_for(self, structure: Structure) -> None:

@@ -127,6 +127,24 @@ def test_nearest_takes_lists_and_checks_their_lengths_inside_of_a_model_too(pack
 
 
 @pytest.mark.parametrize("kind", [poptorch.optim.SGD, torch.optim.SGD, poptorch.optim.AdamW, torch.optim.Adam])
+def test_a_step_of_the_optimizer_that_is_left_over_changes_nothing(kind):
+    plain = First(nn.Linear(4, 3))
+    weights = []
+    for leftover in (False, True):
+        model = copy.deepcopy(plain)
+        optimizer = kind(model.parameters(), lr=0.1)
+        step = poptorch.trainingModel(model, optimizer=optimizer)
+        for _ in range(4):
+            if leftover:
+                optimizer.zero_grad()
+            step(X)
+            if leftover:
+                optimizer.step()
+        weights.append(model.layer.weight)
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("kind", [poptorch.optim.SGD, torch.optim.SGD, poptorch.optim.AdamW, torch.optim.Adam])
 def test_what_a_program_sets_on_its_optimizer_is_ignored_with_one_warning(kind, capfd):
     model = First(nn.Linear(4, 3))
     optimizer = kind(model.parameters(), lr=0.1)
