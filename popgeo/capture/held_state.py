@@ -41,15 +41,10 @@ def module_state(module: nn.Module) -> dict[Input, Tensor]:
 
 
 def held_storages(module: nn.Module) -> set[int]:
-    """Return the addresses of the storages of tensors that a module holds as attributes, or in lists and dictionaries.
-
-    Parameters and buffers do not count.
-    """
+    """Return the addresses of the storages of all tensors that a module holds, without parameters and buffers."""
     values = [value for one in module.modules() for name, value in vars(one).items() if name not in OF_EVERY_MODULE]
-    inner = [table for value in values for table in containers_in(value)]
-    values += [one for table in inner for one in (table.values() if isinstance(table, dict) else table)]
-    tensors = [one for one in values if isinstance(one, Tensor) and one.layout is torch.strided]
-    return {one.untyped_storage()._cdata for one in tensors}
+    tensors = [tensor for value in values for tensor in tensors_in(value)]
+    return {one.untyped_storage()._cdata for one in tensors if one.layout is torch.strided}
 
 
 def require_shapes(module: nn.Module) -> None:
@@ -225,12 +220,27 @@ def containers_in(value: Any, depth: int = 4) -> list[Any]:
         >>> containers_in({"energy": 1.0, "forces": [1.0, 2.0]})
         [{'energy': 1.0, 'forces': [1.0, 2.0]}, [1.0, 2.0]]
     """
-    found, level = list[Any](), [value]
+    return [one for one in _with_tuples(value, depth) if not isinstance(one, tuple)]
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in a value, also inside the lists, tuples, dictionaries and sets that `containers_in` finds.
+
+    Example:
+        >>> tensors_in([{"scale": (torch.tensor(2.0), "fixed")}])
+        [tensor(2.)]
+    """
+    inner = (part for one in _with_tuples(value) for part in (one.values() if isinstance(one, dict) else one))
+    return [one for one in (value, *inner) if isinstance(one, Tensor)]
+
+
+def _with_tuples(value: Any, depth: int = 4) -> list[Any]:
+    found, level, num_editable = list[Any](), [value], 0
     for _ in range(depth):
         level = [one for one in map(_contents, level) if isinstance(one, (dict, list, tuple, set, deque))]
-        found += [one for one in level if not isinstance(one, tuple)]
+        found, num_editable = [*found, *level], num_editable + sum(not isinstance(one, tuple) for one in level)
         level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
-        if len(found) > _MOST_CONTAINERS or len(level) > 100 * _MOST_CONTAINERS:
+        if num_editable > _MOST_CONTAINERS or len(level) > 100 * _MOST_CONTAINERS:
             return []
     return found
 

@@ -97,7 +97,7 @@ def bind_step(recipe: Recipe, arguments: Arguments, replicas: Replicas) -> Bound
                 model, options, recipe.backend, step, update, replicas, staging, is_padded, recipe.average
             )
         warn_of_padded_norms(model, (name for name, _ in leaves(arguments.structure)))
-    if optimizer is not None:
+    if optimizer is not None and recipe.refuses_empty_updates:
         refuse_empty_updates(optimizer)
     return BoundStep(
         signature=recipe.signature,

@@ -139,13 +139,6 @@ def refuse_empty_updates(optimizer: Optimizer) -> None:
         optimizer.register_step_pre_hook(refuse_empty_update)
 
 
-def allow_empty_updates(optimizer: Optimizer) -> None:
-    """Let `step()` of an optimizer without gradients change nothing, as it does in torch and PopTorch."""
-    hooks = optimizer._optimizer_step_pre_hooks
-    for number in [number for number, hook in hooks.items() if hook is refuse_empty_update]:
-        del hooks[number]
-
-
 def refuse_empty_update(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Raise before `step()` of an optimizer if no parameter has a gradient.
 

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.hooks import RemovableHandle
 
-from popgeo.capture.held_state import OF_EVERY_MODULE, containers_in
+from popgeo.capture.held_state import OF_EVERY_MODULE, containers_in, tensors_in
 from popgeo.capture.pytree import SCALARS
 from popgeo.engine.same_objects import holds_the_same, same_tables
 from popgeo.native.tensor_forms import same_forms
@@ -87,9 +87,8 @@ class ModelWatch:
         tables = [table for table in tables if isinstance(table, dict)] + [own for own in hooks if own]
         watched = [(one, name) for path, one in modules.items() for name in self._attributes(path, one)]
         values = [vars(one).get(name, getattr(type(one), name, None)) for one, name in watched]
-        inner = [table for value in values for table in containers_in(value)]
-        tables += inner
-        self._copied = [] if self._reads is not None else _tensors_in([*values, *inner])
+        tables += [table for value in values for table in containers_in(value)]
+        self._copied = [] if self._reads is not None else [one for value in values for one in _counting_tensors(value)]
         of_classes = dict.fromkeys((type(one), name) for one, name in watched)
         places: list[Any] = [(vars(one), name) for one, name in watched]
         places += [(table, name) for kind, name in of_classes for table in _class_tables(kind)]
@@ -125,8 +124,7 @@ class ModelWatch:
                 value = vars(module)[name] if own else inspect.getattr_static(type(module), name, None)
                 yield f"attribute {place}{name}", _value_or_identity(value)
                 if self._reads is None:
-                    copied = _tensors_in([value, *containers_in(value)])
-                    yield f"tensors of {place}{name}", list(map(_VERSION, copied))
+                    yield f"tensors of {place}{name}", list(map(_VERSION, _counting_tensors(value)))
 
     def _warn_of_eval(self) -> None:
         """Warn once if `eval()` was called on the model of a forward pass that was compiled in training mode."""
@@ -184,11 +182,9 @@ def types_around() -> tuple[torch.dtype | None, torch.dtype]:
     return autocast_around(), torch.get_default_dtype()
 
 
-def _tensors_in(values: list[Any]) -> list[Tensor]:
-    """Return all tensors in a list of values, also inside lists and dictionaries."""
-    tables = [one.values() if isinstance(one, dict) else one for one in values if isinstance(one, (dict, list, set))]
-    every = [*values, *(one for table in tables for one in table)]
-    return [one for one in every if isinstance(one, Tensor) and not one.is_inference()]
+def _counting_tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in a value that count their changes in place."""
+    return [one for one in tensors_in(value) if not one.is_inference()]
 
 
 def _class_tables(kind: type) -> list[dict[str, Any]]:

@@ -70,6 +70,7 @@ class Recipe:
         average: A moving average of the weights, which each update brings up to date. Default: none.
         machine: A machine that plans and accounts for the step. Default: none; the step runs on this computer alone.
         modes: For each submodule, whether it trains. Default: its present mode.
+        refuses_empty_updates: Whether `optimizer.step()` raises an error if there are no gradients.
 
     Raises:
         ValueError: the backend does not support the options, the module is on another device, a forward pass has
@@ -86,6 +87,7 @@ class Recipe:
     average: AveragedModel | None = None
     machine: "StepMachine | None" = None
     modes: Mapping[nn.Module, bool] = field(default_factory=dict)
+    refuses_empty_updates: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.options, StepOptions):

@@ -213,8 +213,10 @@ def _named(owner: int | str) -> str:
 def _of_graph(graph: Any) -> list[dict[str, Any]]:
     if isinstance(graph, dict):
         return [graph]
-    of_one_type = graph.__dict__.get("_store")
-    return [store._mapping for store in graph.stores] if of_one_type is None else [of_one_type._mapping]
+    of_one_type = getattr(graph, "__dict__", {}).get("_store")
+    if of_one_type is not None:
+        return [of_one_type._mapping]
+    return [store._mapping for store in getattr(graph, "stores", ())] or [{}]  # nothing, if it is no graph
 
 
 def _is_equal(before: Any, now: Any) -> bool:

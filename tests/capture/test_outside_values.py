@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from popgeo import StepOptions, compile_forward
+from tests.support.small_models import EachMethod
 
 
 class Config:
@@ -47,23 +48,6 @@ def of_closure() -> Callable[[nn.Module, Tensor], Tensor]:
     return lambda self, x: box["factor"] * x
 
 
-class Base(nn.Module):
-    def method(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-    @classmethod
-    def of_class(cls, x: Tensor) -> Tensor:
-        return 2 * x
-
-    @staticmethod
-    def static(x: Tensor) -> Tensor:
-        return 2 * x
-
-    @property
-    def attribute(self) -> float:
-        return 2.0
-
-
 def through(x: Tensor) -> Tensor:
     LOG.debug("a call")
     return ARGS.factor * x
@@ -86,18 +70,21 @@ READS: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], Callable[[pytest.M
     "its object": (lambda self, x: OTHER.config.factor * x, lambda patch: patch.setattr(CONFIG, "factor", 5.0)),
     "its function": (lambda self, x: OTHER.scaled(x), lambda p: p.setattr(OTHER, "scaled", lambda x: 5 * x)),
     "a closure": (of_closure(), lambda patch: patch.setitem(BOX, "factor", 5.0)),
-    "a method": (lambda self, x: self.method(x), lambda p: p.setattr(Base, "method", lambda self, x: 5 * x)),
+    "a method": (
+        lambda self, x: self.method(x),
+        lambda p: p.setattr(EachMethod, "method", lambda self, x: 5 * x),
+    ),
     "a class method": (
         lambda self, x: self.of_class(x),
-        lambda patch: patch.setattr(Base, "of_class", classmethod(lambda cls, x: 5 * x)),
+        lambda patch: patch.setattr(EachMethod, "of_class", classmethod(lambda cls, x: 5 * x)),
     ),
     "a static method": (
         lambda self, x: self.static(x),
-        lambda p: p.setattr(Base, "static", staticmethod(lambda x: -x)),
+        lambda p: p.setattr(EachMethod, "static", staticmethod(lambda x: -x)),
     ),
     "a property": (
         lambda self, x: self.attribute * x,
-        lambda p: p.setattr(Base, "attribute", property(lambda self: 5)),
+        lambda p: p.setattr(EachMethod, "attribute", property(lambda self: 5)),
     ),
 }
 
@@ -107,7 +94,11 @@ def test_a_change_outside_of_the_model_has_a_step_of_its_own(
     read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     forward, change = READS[read]
-    model, x, options = type("Model", (Base,), {"forward": forward})(), torch.ones(2), StepOptions(cache_dir=tmp_path)
+    model, x, options = (
+        type("Model", (EachMethod,), {"forward": forward})(),
+        torch.ones(2),
+        StepOptions(cache_dir=tmp_path),
+    )
     before = compile_forward(model, options=options)(x)
     with monkeypatch.context() as patch:
         change(patch)

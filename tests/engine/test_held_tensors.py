@@ -1,6 +1,8 @@
 """A compiled step uses the present content of tensors that its model holds without registering them."""
 
+from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +18,12 @@ class Holds(nn.Module):
         self.weight, self.read = nn.Parameter(torch.ones(3)), read
         self.alone = torch.ones(3)
         self.listed, self.by_name = [torch.ones(3)], {"inner": [torch.ones(3)]}
+        self.pair, self.queue = (torch.ones(3), [(torch.ones(3),)]), deque([torch.ones(3)])
+        self.record = SimpleNamespace(scale=torch.ones(3))
 
     def tensors(self) -> list[Tensor]:
-        return [self.alone, *self.listed, *self.by_name["inner"]]
+        in_pair = [self.pair[0], self.pair[1][0][0]]
+        return [self.alone, *self.listed, *self.by_name["inner"], *in_pair, *self.queue, self.record.scale]
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.read(self) * x * self.weight).sum()
@@ -30,6 +35,10 @@ READS = {
     "with a weight": lambda m: m.weight * m.alone.cos(),
     "in a list": lambda m: m.listed[0].cos() + torch.arange(3.0).sin(),
     "in a dictionary": lambda m: m.by_name["inner"][0].cos(),
+    "in a tuple": lambda m: m.pair[0].cos(),
+    "in a tuple in a list in a tuple": lambda m: m.pair[1][0][0].cos(),
+    "in a queue": lambda m: m.queue[0].cos(),
+    "in an object": lambda m: m.record.scale.cos(),
     "unchanged": lambda m: m.alone,
 }
 

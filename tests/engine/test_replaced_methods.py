@@ -2,28 +2,14 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from popgeo import compile_forward
+from tests.support.small_models import EachMethod
 
 
-class Named(nn.Module):
-    """A model whose class, or the base of its class, has one method of each kind."""
-
-    def method(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-    @classmethod
-    def of_class(cls, x: Tensor) -> Tensor:
-        return 2 * x
-
-    @staticmethod
-    def static(x: Tensor) -> Tensor:
-        return 2 * x
-
-    @property
-    def attribute(self) -> float:
-        return 2.0
+class Named(EachMethod):
+    """A model that calls one method of each kind."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.method(x) + self.of_class(x) + self.static(x) + self.attribute * x
@@ -44,5 +30,5 @@ def test_a_method_that_is_replaced_is_followed(monkeypatch, place: str, name: st
     model = type("Own", (between,), {})()
     run, x = compile_forward(model), torch.ones(2)
     assert run(x).tolist() == [8, 8]
-    monkeypatch.setattr({"its own class": type(model), "a base": Named}.get(place, between), name, new)
+    monkeypatch.setattr({"its own class": type(model), "a base": EachMethod}.get(place, between), name, new)
     assert run(x).tolist() == model(x).tolist() == [9, 9]

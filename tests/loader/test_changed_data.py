@@ -181,6 +181,17 @@ def test_an_edit_within_an_epoch_is_noticed_by_a_loader_that_feeds_a_device():
         list(batches)
 
 
+@pytest.mark.parametrize("choices", [{}, {"device": "cpu"}])
+@pytest.mark.parametrize("other", [None, 3, "text"])
+def test_what_takes_the_place_of_a_graph_and_is_none_is_noticed(other, choices):
+    items = graphs(20)
+    loader = FixedSizeDataLoader(items, 8, **choices)
+    list(loader)
+    items[9] = other
+    with pytest.raises(ValueError, match="of graph 9 was replaced or edited"):
+        list(loader)
+
+
 def set_slices(data):
     data.slices["y"] = data.slices["y"].clone()
 

@@ -101,3 +101,22 @@ def compile_training(**options) -> ipu.CompiledStep:
 def training_report(**options) -> ipu.Report:
     """Return the report of the compiled step; it is made once per set of options."""
     return compile_training(**options).report
+
+
+class EachMethod(nn.Module):
+    """A base class with one method of each kind, which tests replace."""
+
+    def method(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @classmethod
+    def of_class(cls, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def static(x: Tensor) -> Tensor:
+        return 2 * x
+
+    @property
+    def attribute(self) -> float:
+        return 2.0

@@ -28,7 +28,6 @@ from popgeo.compat.poptorch.options import Options
 from popgeo.compat.poptorch.popgeo_options import options_in_use, popgeo_options
 from popgeo.compat.poptorch.wrapped_module import as_replicas_see, unwrap, wrap
 from popgeo.engine.compiled_step import CompiledStep
-from popgeo.engine.misuse import allow_empty_updates
 from popgeo.engine.step_recipe import Recipe
 from popgeo.replaced import replaced
 
@@ -235,7 +234,9 @@ class CompiledModule:
         upcasts = self._options.Precision.half_float_casting is enums.HalfFloatCastingBehavior.HalfUpcastToFloat
         machine = PoptorchMachine(options, upcasts)
         seen, self._numbers = as_replicas_see(self._model, options)
-        step = CompiledStep(Recipe(function=seen, options=options, optimizer=optimizer, machine=machine))
+        parts: dict[str, Any] = {"function": seen, "options": options, "optimizer": optimizer, "machine": machine}
+        # Some programs call optimizer.step() after the model, which changes nothing with PopTorch.
+        step = CompiledStep(Recipe(**parts, refuses_empty_updates=False))
         try:
             self._pass(given, step.compile)
         except NothingToTrainError:
@@ -244,8 +245,6 @@ class CompiledModule:
         except (TypeError, RuntimeError) as error:
             call_arguments.refuse_empty(given, error)
             raise
-        if optimizer is not None:  # some programs call optimizer.step(), without effect
-            allow_empty_updates(optimizer)
         return step
 
     def _compile_for(self, structure: Structure) -> None:

@@ -128,15 +128,27 @@ def test_nearest_takes_lists_and_checks_their_lengths_inside_of_a_model_too(pack
 
 @pytest.mark.parametrize("kind", [poptorch.optim.SGD, torch.optim.SGD, poptorch.optim.AdamW, torch.optim.Adam])
 def test_a_step_of_the_optimizer_that_is_left_over_changes_nothing(kind):
-    plain = First(nn.Linear(4, 3))
-    weights = []
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.factor = nn.Linear(4, 3), 1.0
+
+        def forward(self, x):
+            y = self.factor * self.layer(x)
+            return y, poptorch.identity_loss(y.square().mean(), reduction="none")
+
+    plain, weights = Scaled(), []
     for leftover in (False, True):
         model = copy.deepcopy(plain)
         optimizer = kind(model.parameters(), lr=0.1)
         step = poptorch.trainingModel(model, optimizer=optimizer)
-        for _ in range(4):
+        for number in range(6):
             if leftover:
                 optimizer.zero_grad()
+            if number == 3:
+                model.factor = 2.0  # the next call compiles the step again
+            if number == 4:
+                step.destroy()
             step(X)
             if leftover:
                 optimizer.step()
